@@ -1,0 +1,1 @@
+"""One file a command; each imports its room only when it runs."""

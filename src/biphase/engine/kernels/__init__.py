@@ -1,0 +1,1 @@
+"""The operators of both phases, chosen by shape."""

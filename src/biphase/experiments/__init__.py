@@ -1,0 +1,1 @@
+"""One question each; records in, a result out."""

@@ -1,0 +1,1 @@
+"""What the hardware permits: pure arithmetic, numpy at most."""

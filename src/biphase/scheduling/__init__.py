@@ -1,0 +1,1 @@
+"""Which tokens run in the next step: plain Python on ints, no torch, no clock, no I/O."""

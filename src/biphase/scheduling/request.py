@@ -1,0 +1,66 @@
+"""A request and its one counter.
+
+``num_computed`` counts the tokens whose KV is in the cache; ``num_tokens`` counts the tokens that are known
+(prompt and output). Each step lets the first catch up with the second. That one subtraction covers a chunk of
+prefill, a decode, a prefix hit and the resumption after a preemption.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; ``stop`` and ``length`` are OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 switch these filters off.
+
+    ``seed`` and the token's position together key the random draw, so that the same request gives the same tokens
+    whatever else runs in its batch and however often it is preempted. Values are checked where they enter.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request in the scheduler: its tokens, its blocks, and how far it has come.
+
+    ``stop_ids`` end it with reason ``stop`` (the model's end-of-sequence ids unless the client said ignore_eos);
+    ``max_tokens`` bounds the output; ``arrival`` is the caller's clock in seconds.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    arrival: float = 0.0
+    output: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    num_computed: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to compute before the next one can be sampled; 1 for a decode."""
+        return self.num_tokens - self.num_computed
+
+    def tokens(self, start: int, count: int) -> list[int]:
+        """The token ids at positions ``start`` to ``start + count``, from prompt and output."""
+        split = len(self.prompt)
+        stop = start + count
+        return [*self.prompt[start : min(stop, split)], *self.output[max(start - split, 0) : max(stop - split, 0)]]
