@@ -1,61 +1,66 @@
-"""A GGUF file through the ``gguf`` library, opened in milliseconds instead of seconds.
+"""Tensors of a GGUF file, dequantised by the ``gguf`` library into torch."""
 
-``GGUFReader`` makes one numpy view for each item of an array, which costs a vocabulary of 49,152 tokens 5 s. Here an
-array of numbers is one view and an array of strings is cut out of one memoryview; everything else is the library's.
-"""
-
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import gguf
 import numpy as np
-from gguf import GGUFReader, GGUFValueType
+import torch
+from torch import Tensor
 
+from biphase.engine.config import ModelConfig, from_gguf
 from biphase.errors import BadInput
 
-_ARRAY_HEADER = 12
-"""Bytes before the items of an array: the type of an item (4) and their count (8)."""
+SUPPORTED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
 
 
-class GGUFFile(GGUFReader):  # type: ignore[misc]
-    """``GGUFReader`` with quick arrays: ``fields[name].contents()`` gives the same values."""
+class GgufFile:
+    """A ``TensorSource`` over one GGUF file. Quantised rows are dequantised in float32, then rounded once."""
 
-    def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
-        self.data = np.asarray(self.data)  # np.memmap pays a Python call for each slice
-        if raw_type != GGUFValueType.ARRAY:
-            return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
-        item = GGUFValueType(int(self._get(orig_offs, np.uint32)[0]))
-        count = int(self._get(orig_offs + 4, np.uint64)[0])
-        start = orig_offs + _ARRAY_HEADER
-        if item is GGUFValueType.STRING:
-            parts, stop = self._strings(start, count)
-            return stop - orig_offs, parts, list(range(count)), [GGUFValueType.ARRAY, item]
-        if item in self.gguf_scalar_to_np:
-            values = self._get(start, self.gguf_scalar_to_np[item], count)
-            return _ARRAY_HEADER + int(values.nbytes), [values], [0], [GGUFValueType.ARRAY, item]
-        return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
+    def __init__(self, path: Path) -> None:
+        self.where = str(path)
+        reader = _open(path)
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        shapes = {name: [int(n) for n in reversed(tensor.shape)] for name, tensor in self._tensors.items()}
+        self.config: ModelConfig = from_gguf(_metadata(reader), shapes, self.where)
+        for tensor in self._tensors.values():
+            if tensor.tensor_type.name not in SUPPORTED:
+                raise BadInput(
+                    f"{path}: tensor {tensor.name} is {tensor.tensor_type.name}; this engine reads {', '.join(SUPPORTED)}"
+                )
 
-    def _strings(self, start: int, count: int) -> tuple[list[memoryview], int]:
-        """``count`` strings, each behind its length in 8 bytes, and the offset after the last."""
-        big = (sys.byteorder == "big") != (self.byte_order == "S")
-        view, order, parts = memoryview(self.data), "big" if big else "little", []
-        for _ in range(count):
-            stop = start + 8 + int.from_bytes(view[start : start + 8], order)  # type: ignore[arg-type]
-            if stop > len(view):
-                raise ValueError("it ends inside an array of strings")
-            parts.append(view[start + 8 : stop])
-            start = stop
-        return parts, start
+    def names(self) -> set[str]:
+        return set(self._tensors)
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        tensor = self._tensors[name]
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        values = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+        if self.config.family == "llama" and name.endswith((".attn_q.weight", ".attn_k.weight")):
+            heads = self.config.num_heads if ".attn_q." in name else self.config.num_kv_heads
+            values = _unpermute(values, heads)
+        return values.to(dtype)
 
 
-def open_gguf(path: Path) -> GGUFFile:
-    """Map the file and read its metadata and the places of its tensors; ``BadInput`` says why it cannot be read."""
+def _unpermute(weight: Tensor, heads: int) -> Tensor:
+    """GGUF interleaves the two halves of each q and k head of the llama architecture (pairs i, i+1); halves again."""
+    rows, columns = weight.shape
+    return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
+
+
+def _open(path: Path) -> Any:
     try:
-        return GGUFFile(path)
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise BadInput(f"{path} cannot be read as a GGUF file: {error or type(error).__name__}") from error
+        return gguf.GGUFReader(path)
+    except (ValueError, IndexError, KeyError, OSError, UnicodeDecodeError) as error:
+        raise BadInput(
+            f"{path} is not a readable GGUF file (cut short or damaged?): {error}; download it again"
+        ) from error
 
 
-def metadata(file: GGUFFile, prefix: str) -> dict[str, Any]:
-    """The values of all fields whose names start with ``prefix``."""
-    return {name: field.contents() for name, field in file.fields.items() if name.startswith(prefix)}
+def _metadata(reader: Any) -> dict[str, Any]:
+    """Scalar fields only: the vocabulary is read by the process that holds the tokenizer."""
+    return {
+        key: field.contents()
+        for key, field in reader.fields.items()
+        if field.types and field.types[0] != gguf.GGUFValueType.ARRAY
+    }

@@ -101,12 +101,13 @@ def _from_gguf(path: Path) -> Text:
     fields = metadata(open_gguf(path), "tokenizer.")
     vocabulary = from_gguf(fields)
     pieces: list[str] = fields["tokenizer.ggml.tokens"]
-    named = {name: fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom")}
-    tokens = {f"{name}_token": pieces[named[name]] for name in ("bos", "eos") if named[name] is not None}
+    ids = {name: fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom")}
+    named: dict[str, int] = {name: token for name, token in ids.items() if token is not None}
+    tokens = {f"{name}_token": pieces[named[name]] for name in ("bos", "eos") if name in named}
     source = fields.get("tokenizer.chat_template")
     template = compile_template(source, tokens) if source else None
-    eos_ids = frozenset(named[name] for name in ("eos", "eot", "eom") if named[name] is not None)
-    if named["eot"] is None:
+    eos_ids = frozenset(named[name] for name in ("eos", "eot", "eom") if name in named)
+    if "eot" not in named:
         eos_ids |= {token for token in vocabulary.control if pieces[token] in _END_OF_TURN}
     return _text(vocabulary, template, eos_ids, len(pieces))
 

@@ -150,7 +150,7 @@ def _merges_from_scores(ids: dict[str, int], scores: list[float], types: list[in
     SentencePiece joins the neighbours whose joint piece scores highest, wherever it can be cut; BPE with these rules
     in this order does the same. Control, unknown and byte tokens are never the result of a join.
     """
-    rules = []
+    rules: list[tuple[float, int, str, str]] = []
     for piece, token in ids.items():
         if types[token] not in (NORMAL, USER_DEFINED):
             continue
