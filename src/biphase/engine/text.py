@@ -96,7 +96,7 @@ def _text(vocabulary: Vocabulary, template: ChatTemplate | None, eos_ids: frozen
 
 
 def _from_gguf(path: Path) -> Text:
-    from biphase.engine.gguf_file import metadata, open_gguf
+    from biphase.engine.gguf_metadata import metadata, open_gguf
 
     fields = metadata(open_gguf(path), "tokenizer.")
     vocabulary = from_gguf(fields)
