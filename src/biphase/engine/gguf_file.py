@@ -34,8 +34,8 @@ class GgufFile:
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         tensor = self._tensors[name]
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        values = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+        array = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        values = torch.from_numpy(np.require(array, dtype=np.float32, requirements=["C", "W"]))
         if self.config.family == "llama" and name.endswith((".attn_q.weight", ".attn_k.weight")):
             heads = self.config.num_heads if ".attn_q." in name else self.config.num_kv_heads
             values = _unpermute(values, heads)

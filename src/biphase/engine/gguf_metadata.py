@@ -39,7 +39,7 @@ class QuickGGUFReader(GGUFReader):
         """``count`` strings, each behind its length in 8 bytes, and the offset after the last."""
         big = (sys.byteorder == "big") != (self.byte_order == "S")
         order: Literal["big", "little"] = "big" if big else "little"
-        view, parts = memoryview(np.asarray(self.data)), []
+        view, parts = np.asarray(self.data).data, []
         for _ in range(count):
             stop = start + 8 + int.from_bytes(view[start : start + 8], order)
             if stop > len(view):

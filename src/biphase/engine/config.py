@@ -1,0 +1,197 @@
+"""The shape and the constants of a Llama-family model, read from config.json or from GGUF metadata.
+
+Llama 2 and 3, SmolLM, Mistral, Qwen2, Qwen2.5 and Qwen3. A model type, an activation or a RoPE scaling that this engine
+does not compute is refused by name: a wrong answer is worse than none.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from biphase.errors import BadInput
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Llama 3.1's frequency scaling (``rope_type: llama3``); ``factor`` alone is linear position interpolation."""
+
+    factor: float
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    original_max_position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Sizes are counts of elements; ``head_dim`` need not be ``hidden_size / num_heads`` (Qwen3)."""
+
+    family: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position: int
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None = None
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    tied_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise BadInput(
+                f"num_attention_heads {self.num_heads} is not a multiple of num_key_value_heads {self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise BadInput(f"head_dim {self.head_dim} is odd; rotary embeddings pair its halves")
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """K and V of one token over all layers, in bytes."""
+        return 2 * self.num_layers * self.kv_size * element_bytes
+
+
+def from_hf(config: Mapping[str, Any], where: str) -> ModelConfig:
+    """Read a Hugging Face config.json. Raises ``BadInput`` that names the field and ``where`` it stands."""
+    if not isinstance(config, Mapping):
+        raise BadInput(f"{where} holds a {type(config).__name__}, not the object of a config.json")
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise BadInput(f"{where}: model_type {family!r} is not served by this engine; it serves {', '.join(FAMILIES)}")
+    _refuse_unsupported(config, where)
+    hidden, heads = _count(config, "hidden_size", where), _count(config, "num_attention_heads", where)
+    return ModelConfig(
+        family=family,
+        hidden_size=hidden,
+        intermediate_size=_count(config, "intermediate_size", where),
+        num_layers=_count(config, "num_hidden_layers", where),
+        num_heads=heads,
+        num_kv_heads=_count(config, "num_key_value_heads", where, default=heads),
+        head_dim=_count(config, "head_dim", where, default=hidden // heads),
+        vocab_size=_count(config, "vocab_size", where),
+        max_position=_max_position(config, where),
+        norm_eps=_positive(config, "rms_norm_eps", where),
+        rope_theta=_rope_theta(config, where),
+        rope_scaling=_rope_scaling(config, where),
+        qkv_bias=bool(config.get("attention_bias", family == "qwen2")),
+        qk_norm=family == "qwen3",
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Any], where: str) -> ModelConfig:
+    """Read GGUF metadata; ``tensors`` are the names in the file, which tell biases, norms and a tied head."""
+    family = metadata.get("general.architecture")
+    if family not in ("llama", "qwen2", "qwen3"):
+        raise BadInput(f"{where}: architecture {family!r} is not served by this engine; it serves llama, qwen2, qwen3")
+    if metadata.get(f"{family}.expert_count"):
+        raise BadInput(f"{where} is a mixture of experts, which this engine does not serve yet")
+    scaling = metadata.get(f"{family}.rope.scaling.type")
+    if scaling not in (None, "none", "linear"):
+        raise BadInput(f"{where}: RoPE scaling {scaling!r} is not served by this engine; it serves linear and llama3")
+    values = {key.removeprefix(f"{family}."): value for key, value in metadata.items() if key.startswith(f"{family}.")}
+    hidden, heads = _count(values, "embedding_length", where), _count(values, "attention.head_count", where)
+    head_dim = _count(values, "attention.key_length", where, default=hidden // heads)
+    if values.get("rope.dimension_count", head_dim) != head_dim:
+        raise BadInput(f"{where}: rotary embeddings over a part of the head are not served by this engine")
+    factor = float(values.get("rope.scaling.factor", 1.0))
+    return ModelConfig(
+        family=family,
+        hidden_size=hidden,
+        intermediate_size=_count(values, "feed_forward_length", where),
+        num_layers=_count(values, "block_count", where),
+        num_heads=heads,
+        num_kv_heads=_count(values, "attention.head_count_kv", where, default=heads),
+        head_dim=head_dim,
+        vocab_size=tensors["token_embd.weight"][0] if "token_embd.weight" in tensors else 0,
+        max_position=_count(values, "context_length", where),
+        norm_eps=_positive(values, "attention.layer_norm_rms_epsilon", where),
+        rope_theta=float(values.get("rope.freq_base", 10000.0)),
+        rope_scaling=RopeScaling(factor) if scaling == "linear" and factor != 1.0 else None,
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        qk_norm="blk.0.attn_q_norm.weight" in tensors,
+        tied_embeddings="output.weight" not in tensors,
+    )
+
+
+def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
+    if config.get("hidden_act", "silu") != "silu":
+        raise BadInput(f"{where}: hidden_act {config['hidden_act']!r} is not served by this engine; it serves silu")
+    if config.get("quantization_config") is not None:
+        raise BadInput(
+            f"{where}: quantised safetensors (quantization_config) are not served; use the bf16 checkpoint or a GGUF file"
+        )
+    if config.get("mlp_bias"):
+        raise BadInput(f"{where}: mlp_bias is not served by this engine")
+    if config.get("attention_bias") and config.get("model_type") in ("llama", "mistral", "qwen3"):
+        raise BadInput(f"{where}: attention_bias (with a bias on the output projection) is not served by this engine")
+    if config.get("use_sliding_window"):
+        raise BadInput(f"{where}: use_sliding_window is not served by this engine; set it to false")
+
+
+def _max_position(config: Mapping[str, Any], where: str) -> int:
+    """Within a sliding window the model is an ordinary one (Mistral 7B v0.1), so the window bounds the context."""
+    limit = _count(config, "max_position_embeddings", where)
+    window = config.get("sliding_window")
+    return min(limit, window) if window and config["model_type"] == "mistral" else limit
+
+
+def _rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """transformers 5 writes ``rope_parameters``, 4 wrote ``rope_theta`` and ``rope_scaling``."""
+    return config.get("rope_parameters") or config.get("rope_scaling") or {}
+
+
+def _rope_theta(config: Mapping[str, Any], where: str) -> float:
+    parameters = _rope_parameters(config)
+    source = parameters if "rope_theta" in parameters else config
+    return _positive(source, "rope_theta", where, default=10000.0)
+
+
+def _rope_scaling(config: Mapping[str, Any], where: str) -> RopeScaling | None:
+    parameters = _rope_parameters(config)
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RopeScaling(_positive(parameters, "factor", where))
+    if kind == "llama3":
+        return RopeScaling(
+            _positive(parameters, "factor", where),
+            _positive(parameters, "low_freq_factor", where),
+            _positive(parameters, "high_freq_factor", where),
+            _count(parameters, "original_max_position_embeddings", where),
+        )
+    raise BadInput(f"{where}: RoPE scaling {kind!r} is not served by this engine; it serves linear and llama3")
+
+
+def _count(values: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
+    value = values.get(key)
+    value = default if value is None else value
+    if value is None:
+        raise BadInput(f"{where} lacks {key}, which tells the shape of the model")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise BadInput(f"{where}: {key} is {value!r}, expected a whole number of at least 1")
+    return value
+
+
+def _positive(values: Mapping[str, Any], key: str, where: str, default: float | None = None) -> float:
+    value = values.get(key)
+    value = default if value is None else value
+    if value is None:
+        raise BadInput(f"{where} lacks {key}")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise BadInput(f"{where}: {key} is {value!r}, expected a number above 0")
+    return float(value)

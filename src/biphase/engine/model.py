@@ -1,0 +1,120 @@
+"""The Llama-family forward pass, with the two phases as two functions.
+
+``prefill`` runs chunks of prompts: many rows, bound by arithmetic. ``decode`` runs one row a sequence: few rows, bound
+by reading the weights and the KV cache. They share the layers and differ in attention and in what surrounds it.
+The residual stream is float32 in both, so that bfloat16 weights round only what they multiply.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from biphase.engine.config import ModelConfig
+from biphase.engine.kernels.linear import Linear
+from biphase.engine.kernels.select import Kernels, select_kernels
+from biphase.engine.kv_cache import KVCache
+from biphase.engine.weights import LayerWeights, ModelWeights
+
+Attend = Callable[[int, Tensor], Tensor]
+"""(layer, qkv [N, (H + 2G) D] rotated and stored) -> [N, H D]"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What every row of a step needs: its token id, its position, its slot in the cache (int64 [N])."""
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Rows ``begin`` to ``end`` of a step are one sequence's chunk after ``past`` tokens; ``blocks`` is its table."""
+
+    begin: int
+    end: int
+    past: int
+    blocks: Tensor
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    weights: LayerWeights
+    qkv: Linear
+    o: Linear
+    gate_up: Linear
+    down: Linear
+
+
+class Model:
+    """Weights and KV cache of one model; ``prefill`` and ``decode`` return float32 logits of the rows that sample."""
+
+    def __init__(
+        self, config: ModelConfig, weights: ModelWeights, cache: KVCache, kernels: Kernels | None = None
+    ) -> None:
+        self.config = config
+        self.cache = cache
+        self.kernels = kernels or select_kernels()
+        self.dtype = weights.embedding.dtype
+        self._weights = weights
+        self._layers = [
+            _Layer(w, Linear(w.qkv, w.qkv_bias), Linear(w.o), Linear(w.gate_up), Linear(w.down)) for w in weights.layers
+        ]
+        self._lm_head = Linear(weights.lm_head)
+        self._scale = config.head_dim**-0.5
+        angles = torch.arange(config.max_position).float()[:, None] * weights.inv_freq
+        self._cos, self._sin = angles.cos(), angles.sin()
+
+    def prefill(self, rows: Rows, chunks: list[PrefillChunk]) -> Tensor:
+        """Run chunks of prompts together. Returns logits [chunks that sample, vocab] of their last rows."""
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            k, v = self.cache.k[layer], self.cache.v[layer]
+            parts = [
+                self.kernels.prefill_attention(qkv[c.begin : c.end], k, v, c.blocks, c.past, self._scale) for c in chunks
+            ]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+        last = torch.tensor([chunk.end - 1 for chunk in chunks if chunk.samples], dtype=torch.int64)
+        return self._forward(rows, attend, last)
+
+    def decode(self, rows: Rows, tables: Tensor, lengths: Tensor) -> Tensor:
+        """One token of each sequence. ``tables`` int32 [N, blocks], ``lengths`` int32 [N]. Logits [N, vocab]."""
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            k, v = self.cache.k[layer], self.cache.v[layer]
+            out: Tensor = self.kernels.decode_attention(qkv, k, v, tables, lengths, self._scale)
+            return out
+
+        return self._forward(rows, attend, None)
+
+    @torch.inference_mode()
+    def _forward(self, rows: Rows, attend: Attend, last: Tensor | None) -> Tensor:
+        residual = self._weights.embedding[rows.tokens].float()
+        delta: Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            delta = self._layer(index, layer, rows, residual, delta, attend)
+        assert delta is not None
+        if last is not None:  # only sampled rows go through the head, the largest matrix
+            residual, delta = residual[last], delta[last]
+        if not len(residual):
+            return torch.empty(0, self.config.vocab_size)
+        x = self.kernels.add_rms_norm(residual, delta, self._weights.norm, self.config.norm_eps, self.dtype)
+        return self._lm_head(x).float()
+
+    def _layer(
+        self, index: int, layer: _Layer, rows: Rows, residual: Tensor, delta: Tensor | None, attend: Attend
+    ) -> Tensor:
+        kernels, eps = self.kernels, self.config.norm_eps
+        x = kernels.add_rms_norm(residual, delta, layer.weights.attn_norm, eps, self.dtype)
+        qkv = layer.qkv(x)
+        k, v = self.cache.k[index], self.cache.v[index]
+        norms = layer.weights.qk_norms
+        kernels.rope_and_store(qkv, rows.positions, self._cos, self._sin, norms, eps, k, v, rows.slots)
+        x = layer.o(attend(index, qkv))
+        x = kernels.add_rms_norm(residual, x, layer.weights.mlp_norm, eps, self.dtype)
+        return layer.down(kernels.silu_mul(layer.gate_up(x)))

@@ -1,0 +1,24 @@
+"""How an engine is set up; unknown keys are refused. Loads no torch."""
+
+from typing import Literal
+
+import msgspec
+
+DType = Literal["auto", "bfloat16", "float32"]
+
+
+class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``model`` is an alias, a path or a Hugging Face repository; None lets the engine choose from model and machine.
+
+    ``max_model_len`` bounds prompt and output of one request, ``max_num_batched_tokens`` the tokens of one step,
+    ``max_num_seqs`` the requests that run at once; ``kv_cache_gb`` is the size of the KV pool in 10^9 bytes.
+    """
+
+    model: str
+    dtype: DType = "auto"
+    random_weights: bool = False
+    max_model_len: int | None = None
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 64
+    kv_cache_gb: float | None = None
+    threads: int | None = None

@@ -1,0 +1,94 @@
+"""The engine's own process: ``python -m biphase.engine.process FD OPTIONS`` over one end of a socket pair.
+
+It ends when the other side closes the socket, so it never outlives its server, whatever ends that.
+"""
+
+import select
+import signal
+import socket
+import sys
+
+import msgspec
+
+from biphase.engine.messages import HEADER, Abort, Fatal, Output, Step, Submit, ToServer, decode_to_engine, pack
+from biphase.engine.options import EngineOptions
+from biphase.errors import BiphaseError
+
+
+class Connection:
+    """Frames over a socket; reading never blocks while there is work to do."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+
+    def send(self, message: ToServer) -> None:
+        self._sock.sendall(pack(message))
+
+    def receive(self, wait: bool) -> list[Submit | Abort]:
+        """The messages that have arrived; with ``wait`` at least one. Raises ``EOFError`` when the server has gone."""
+        while True:
+            if wait or select.select([self._sock], [], [], 0)[0]:
+                data = self._sock.recv(1 << 20)
+                if not data:
+                    raise EOFError
+                self._buffer += data
+            messages = list(self._frames())
+            if messages or not wait:
+                return messages
+
+    def _frames(self):  # type: ignore[no-untyped-def]
+        start = 0
+        while len(self._buffer) - start >= HEADER.size:
+            (size,) = HEADER.unpack_from(self._buffer, start)
+            end = start + HEADER.size + size
+            if len(self._buffer) < end:
+                break
+            yield decode_to_engine(self._buffer[start + HEADER.size : end])
+            start = end
+        del self._buffer[:start]
+
+
+def main(fd: int, options: EngineOptions) -> None:
+    """Load, report, and run steps until the server closes the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it ends its requests, then closes the socket
+    connection = Connection(socket.socket(fileno=fd))
+    try:
+        serve(connection, options)
+    except (EOFError, ConnectionError):
+        return
+    except BiphaseError as error:
+        connection.send(Fatal(str(error), error.exit_code))
+    except MemoryError:
+        connection.send(Fatal("not enough memory for the model and its KV cache; try --kv-cache-gb", 1))
+    except Exception as error:
+        connection.send(Fatal(f"the engine failed: {type(error).__name__}: {error}", 1))
+        raise
+
+
+def serve(connection: Connection, options: EngineOptions) -> None:
+    """The step loop; idle it waits on the socket without using the processor."""
+    from biphase.engine.engine import build  # loads torch, which takes seconds: only here
+
+    engine, ready = build(options, lambda text: print(text, file=sys.stderr, flush=True))
+    connection.send(ready)
+    while True:
+        for message in connection.receive(wait=not engine.has_work):
+            if isinstance(message, Abort):
+                engine.abort(message.id)
+                continue
+            try:
+                engine.submit(message)
+            except ValueError as error:
+                connection.send(_refusal(message.id, str(error)))
+        if engine.has_work:
+            connection.send(engine.step())
+
+
+def _refusal(request_id: str, reason: str) -> Step:
+    refused = Output(request_id, (), "error", reason)
+    return Step((refused,), seconds=0, prefill_tokens=0, decode_tokens=0, running=0, waiting=0, kv_usage=0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=EngineOptions))
