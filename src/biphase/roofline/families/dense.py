@@ -1,0 +1,114 @@
+"""Llama and its kin: grouped-query attention and a gated MLP, with the biases, norms and windows of each family."""
+
+from dataclasses import dataclass, replace
+
+from biphase.roofline.architecture import FULL, Architecture, Layer, Mask, Pattern
+from biphase.roofline.families.building import (
+    AttentionShape,
+    Source,
+    assemble,
+    attention_operators,
+    attention_shape,
+    gated_mlp,
+    layer_types,
+    mask_of,
+    mixer,
+)
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What sets a family apart where the config does not say it.
+
+    ``qkv_bias``: biases although no field says so; ``out_follows``: attention_bias also covers o_proj;
+    ``qk_norm``: "head" norms each head, "width" norms the whole projection; ``norms``: vectors of hidden size a layer;
+    ``local_every``: with n, every n-th layer is full and the others slide; ``tied``: the default of the family.
+    """
+
+    qkv_bias: bool = False
+    out_follows: bool = True
+    qk_norm: str = ""
+    norms: int = 2
+    local_every: int = 0
+    tied: bool = False
+
+
+TRAITS: dict[str, Traits] = {
+    "llama": Traits(),
+    "mistral": Traits(),
+    "ministral": Traits(),
+    "granite": Traits(),
+    "qwen2": Traits(qkv_bias=True, out_follows=False),
+    "qwen3": Traits(qk_norm="head"),
+    "smollm3": Traits(tied=True),
+    "phi3": Traits(),
+    "olmo2": Traits(qk_norm="width"),
+    "gemma": Traits(tied=True),
+    "gemma2": Traits(norms=4, local_every=2, tied=True),
+    "gemma3_text": Traits(norms=4, qk_norm="head", local_every=6, tied=True),
+}
+
+
+def read(source: Source) -> Architecture:
+    """A dense model of one of the families in TRAITS; an unknown one is read as Llama, with a warning."""
+    traits = TRAITS.get(source.family, Traits())
+    fields = source.fields
+    hidden, inner = fields.count("hidden_size"), fields.count("intermediate_size")
+    bias = fields.flag("mlp_bias")
+    shape = shape_with_bias(source, traits)
+    layers = []
+    for i, mask in enumerate(masks(source, traits)):
+        prefix = f"model.layers.{i}"
+        operators = attention_operators(source, f"{prefix}.self_attn", hidden, shape)
+        operators += gated_mlp(source, f"{prefix}.mlp", hidden, inner, bias=bias)
+        vectors = traits.norms * hidden + norm_vectors(shape, traits.qk_norm)
+        layers.append(Layer(mixer(shape, mask), operators, vectors=vectors))
+    return assemble(source, tuple(layers), tied=traits.tied, notes=_notes(source))
+
+
+def shape_with_bias(source: Source, traits: Traits) -> AttentionShape:
+    """Attention with the biases that the config or the family gives it."""
+    bias = source.fields.flag("attention_bias", traits.qkv_bias)
+    return replace(attention_shape(source), qkv_bias=bias, out_bias=bias and traits.out_follows)
+
+
+def norm_vectors(shape: AttentionShape, kind: str) -> int:
+    """Parameters of the norms on queries and keys."""
+    if kind == "head":
+        return 2 * shape.head_dim
+    return (shape.heads + shape.kv_heads) * shape.head_dim if kind == "width" else 0
+
+
+def masks(source: Source, traits: Traits) -> list[Mask]:
+    """The mask of each layer: layer_types, the pattern of the family, or one window for all."""
+    fields = source.fields
+    count = fields.count("num_hidden_layers")
+    window = fields.count("sliding_window", 0, least=0) or None
+    if "use_sliding_window" in fields and not fields.flag("use_sliding_window"):
+        window = None
+    if traits.local_every:
+        kinds = layer_types(source, count, _alternating(source, count, traits.local_every))
+    elif window is None:
+        kinds = layer_types(source, count, ["full_attention"] * count)
+    else:
+        first = fields.count("max_window_layers", 0, least=0) if "use_sliding_window" in fields else 0
+        default = ["full_attention" if i < first else "sliding_attention" for i in range(count)]
+        kinds = layer_types(source, count, default)
+    return [mask_of(kind, window, source) for kind in kinds]
+
+
+def _alternating(source: Source, count: int, every: int) -> list[str]:
+    every = source.fields.first_count("sliding_window_pattern", "_sliding_window_pattern", default=every)
+    return ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(count)]
+
+
+def _notes(source: Source) -> tuple[str, ...]:
+    if source.family in TRAITS:
+        return ()
+    return (f"the family {source.family!r} is not known; its fields look like Llama's and were read as such",)
+
+
+def window_of_all(source: Source) -> Mask:
+    """One window for every layer, or none (Mixtral)."""
+    span = source.fields.count("sliding_window", 0, least=0)
+    return Mask(Pattern.SLIDING, span) if span else FULL

@@ -1,0 +1,297 @@
+"""Metadata and tensor table of a GGUF file, read with bounds: nothing is mapped, and no weight is touched.
+
+Format: ggml docs/gguf.md. Little-endian; magic, version, tensor count, key count, the keys, then one entry a tensor
+(name, dimensions innermost first, ggml type, offset).
+"""
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from biphase.errors import BadInput
+from biphase.roofline.architecture import Architecture
+from biphase.roofline.config import from_config_with
+from biphase.roofline.formats import GGML_FORMATS, Format
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+LONGEST_STRING = 2**24  # bytes; chat templates reach tens of KB
+LONGEST_ARRAY = 2**24  # entries; vocabularies reach some 300,000
+MOST_ENTRIES = 2**20  # keys or tensors
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One entry of the tensor table; ``shape`` is innermost first: (inputs, outputs, experts)."""
+
+    name: str
+    shape: tuple[int, ...]
+    form: Format
+    offset: int
+
+    @property
+    def elements(self) -> int:
+        """Parameters in the tensor."""
+        total = 1
+        for side in self.shape:
+            total *= side
+        return total
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the data, without alignment."""
+        return self.form.stored_bytes(self.shape[0], self.elements // self.shape[0])
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """The metadata and the tensor table of a file."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+class _Reader:
+    """Reads values and never past the end; ``path`` is for messages."""
+
+    def __init__(self, stream: BinaryIO, path: Path) -> None:
+        self._stream = stream
+        self.path = path
+        self._end = path.stat().st_size
+
+    def take(self, count: int) -> bytes:
+        data = self._stream.read(count)
+        if len(data) < count:
+            raise BadInput(f"{self.path} is cut short: the GGUF header runs past the end of its {self._end} bytes")
+        return data
+
+    def scalar(self, code: str) -> Any:
+        return struct.unpack("<" + code, self.take(struct.calcsize(code)))[0]
+
+    def length(self, limit: int, what: str) -> int:
+        count = int(self.scalar("Q"))
+        if count > limit:
+            raise BadInput(f"{self.path} is no usable GGUF: {what} of {count} is out of range (at most {limit})")
+        return count
+
+    def string(self) -> str:
+        return self.take(self.length(LONGEST_STRING, "a string")).decode("utf-8", errors="replace")
+
+    def value(self, kind: int) -> Any:
+        if kind in _SCALARS:
+            return self.scalar(_SCALARS[kind])
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self._array()
+        raise BadInput(f"{self.path} is no usable GGUF: value type {kind} is unknown")
+
+    def _array(self) -> list[Any]:
+        kind = int(self.scalar("I"))
+        count = self.length(LONGEST_ARRAY, "an array")
+        if kind in _SCALARS:
+            code = _SCALARS[kind]
+            return list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(code))))
+        if kind != _STRING:
+            raise BadInput(f"{self.path} is no usable GGUF: arrays of type {kind} are not known")
+        return [self.string() for _ in range(count)]
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """The metadata and tensor table of ``path``. BadInput when it is no GGUF, cut short or out of range."""
+    try:
+        with path.open("rb") as stream:
+            return _read(_Reader(stream, path))
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _read(reader: _Reader) -> GgufFile:
+    magic, version = reader.take(4), int(reader.scalar("I"))
+    if magic != b"GGUF":
+        raise BadInput(f"{reader.path} is no GGUF file: it begins with {magic!r}, not with b'GGUF'")
+    if version not in (2, 3):
+        raise BadInput(f"{reader.path} is GGUF version {version}; supported: 2 and 3, little-endian")
+    tensors = reader.length(MOST_ENTRIES, "a tensor count")
+    keys = reader.length(MOST_ENTRIES, "a key count")
+    metadata = {}
+    for _ in range(keys):
+        key = reader.string()
+        metadata[key] = reader.value(int(reader.scalar("I")))
+    table = [_tensor(reader) for _ in range(tensors)]
+    return GgufFile(metadata, {tensor.name: tensor for tensor in table})
+
+
+def _tensor(reader: _Reader) -> Tensor:
+    name, dimensions = reader.string(), int(reader.scalar("I"))
+    if not 1 <= dimensions <= 4:
+        raise BadInput(f"{reader.path} is no usable GGUF: tensor {name!r} has {dimensions} dimensions")
+    shape = tuple(int(reader.scalar("Q")) for _ in range(dimensions))
+    kind, offset = int(reader.scalar("I")), int(reader.scalar("Q"))
+    if kind not in GGML_FORMATS:
+        raise BadInput(f"{reader.path}: tensor {name!r} has the ggml type {kind}, which is not known")
+    if min(shape) < 1 or max(shape) > 2**40:
+        raise BadInput(f"{reader.path} is no usable GGUF: tensor {name!r} has the shape {shape}")
+    return Tensor(name, shape, GGML_FORMATS[kind], offset)
+
+
+# general.architecture -> model_type; general.file_type -> the ggml type of most matrices (llama.h llama_ftype)
+_FAMILIES = {
+    "llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3", "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe", "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3_text", "gpt-oss": "gpt_oss",
+    "deepseek2": "deepseek_v3", "phi3": "phi3", "smollm3": "smollm3", "granite": "granite",
+}  # fmt: skip
+_FILE_TYPES = {0: 0, 1: 1, 2: 2, 3: 3, 7: 8, 8: 6, 9: 7, 10: 10, 11: 11, 12: 11, 13: 11, 14: 12, 15: 12, 16: 13, 17: 13,
+               18: 14, 25: 20, 30: 23, 32: 30, 38: 39}  # fmt: skip
+
+# key below "<architecture>." -> field of a Hugging Face config
+_KEYS = {
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "vocab_size": "vocab_size",
+    "context_length": "max_position_embeddings",
+    "attention.sliding_window": "sliding_window",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "expert_shared_count": "n_shared_experts",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "rope.dimension_count": "qk_rope_head_dim",
+    "attention.value_length": "v_head_dim",
+}
+_ONLY_MLA = ("qk_rope_head_dim", "v_head_dim", "q_lora_rank", "kv_lora_rank", "first_k_dense_replace")
+
+# module below "model.layers.N." -> tensor below "blk.N."
+_MODULES = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_a_proj": "attn_q_a", "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_b_proj": "attn_kv_b",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "mlp.experts.0.gate_proj": "ffn_gate_exps", "mlp.experts.0.up_proj": "ffn_up_exps",
+    "mlp.experts.0.down_proj": "ffn_down_exps", "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp", "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}  # fmt: skip
+# fused tensors of some families, tried when the separate one is missing
+_FUSED = {
+    "attn_q": "attn_qkv",
+    "attn_k": "attn_qkv",
+    "attn_v": "attn_qkv",
+    "ffn_gate": "ffn_up",
+    "attn_kv_b": "attn_k_b",
+}
+
+
+def from_gguf_file(path: Path, name: str = "") -> Architecture:
+    """The architecture of a GGUF file, each matrix in the format of its tensor."""
+    file = read_gguf(path)
+    return from_gguf_metadata(file.metadata, name or path.stem, file.tensors)
+
+
+def from_gguf_metadata(
+    metadata: Mapping[str, Any], name: str = "", tensors: Mapping[str, Tensor] | None = None
+) -> Architecture:
+    """The architecture of the ``general.*`` and ``<architecture>.*`` keys of a GGUF.
+
+    Without ``tensors`` every matrix takes the type that ``general.file_type`` names, and a note says so: a file mixes.
+    """
+    source = name or str(metadata.get("general.name", "the GGUF"))
+    config = _config(metadata, source)
+    if tensors is None:
+        form = _most_common_format(metadata, source)
+        found = from_config_with(config, source, lambda _: form)
+        note = f"no tensor table: all matrices taken as {form.name}, as general.file_type says of most"
+        return replace(found, notes=(*found.notes, note))
+    config["tie_word_embeddings"] = "output.weight" not in tensors
+    embedding = tensors.get("token_embd.weight")
+    if embedding is not None and len(embedding.shape) == 2:
+        config["vocab_size"] = embedding.shape[1]
+    return _checked(from_config_with(config, source, _table_format(tensors, source)), tensors, source)
+
+
+def _config(metadata: Mapping[str, Any], source: str) -> dict[str, Any]:
+    kind = metadata.get("general.architecture")
+    if kind not in _FAMILIES:
+        known = ", ".join(sorted(_FAMILIES))
+        raise BadInput(f"{source}: general.architecture is {kind!r}; known GGUF architectures: {known}")
+    config = {field: metadata[f"{kind}.{key}"] for key, field in _KEYS.items() if f"{kind}.{key}" in metadata}
+    family = _FAMILIES[kind]
+    if family == "llama" and config.get("num_experts"):
+        family, config["num_local_experts"] = "mixtral", config.pop("num_experts")
+    elif family == "gpt_oss":
+        config["num_local_experts"] = config.pop("num_experts", None)
+    if family == "deepseek_v3":
+        _latent_fields(config, metadata, kind)
+    else:
+        config = {field: value for field, value in config.items() if field not in _ONLY_MLA}
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list):
+        config.setdefault("vocab_size", len(tokens))
+    return {**config, "model_type": family}
+
+
+def _latent_fields(config: dict[str, Any], metadata: Mapping[str, Any], kind: str) -> None:
+    """DeepSeek in GGUF: key and value lengths of the expanded heads, under two spellings of two generations."""
+    key = metadata.get(f"{kind}.attention.key_length_mla", config.pop("head_dim", None))
+    value = metadata.get(f"{kind}.attention.value_length_mla", config.get("v_head_dim"))
+    rope = config.get("qk_rope_head_dim")
+    config["qk_nope_head_dim"] = key - rope if isinstance(key, int) and isinstance(rope, int) else None
+    config["v_head_dim"] = value
+    config.pop("head_dim", None)
+    config["n_routed_experts"] = config.pop("num_experts", 0)
+    if metadata.get(f"{kind}.expert_gating_func") == 2:  # sigmoid, with the bias of DeepSeek-V3
+        config["topk_method"] = "noaux_tc"
+
+
+def _most_common_format(metadata: Mapping[str, Any], source: str) -> Format:
+    kind = metadata.get("general.file_type")
+    if kind not in _FILE_TYPES:
+        raise BadInput(f"{source}: general.file_type {kind!r} is not known, and there is no tensor table")
+    return GGML_FORMATS[_FILE_TYPES[kind]]
+
+
+def _table_format(tensors: Mapping[str, Tensor], source: str) -> Callable[[str], Format]:
+    def form(path: str) -> Format:
+        name = _tensor_name(path)
+        for candidate in (name, _fused(name)):
+            if candidate in tensors:
+                return tensors[candidate].form
+        raise BadInput(f"{source}: the tensor {name!r} is missing from the file")
+
+    return form
+
+
+def _tensor_name(path: str) -> str:
+    if path == "model.embed_tokens":
+        return "token_embd.weight"
+    if path == "lm_head":
+        return "output.weight"
+    _, _, layer, module = path.split(".", 3)
+    return f"blk.{layer}.{_MODULES.get(module, module)}.weight"
+
+
+def _fused(name: str) -> str:
+    head, layer, tensor, tail = name.split(".") if name.count(".") == 3 else ("", "", name, "")
+    return ".".join((head, layer, _FUSED.get(tensor, tensor), tail))
+
+
+def _checked(found: Architecture, tensors: Mapping[str, Tensor], source: str) -> Architecture:
+    """The architecture with the 4-byte vectors of GGUF; a note when the table holds what the metadata does not name."""
+    layers = tuple(replace(layer, vector_width=4) for layer in found.layers)
+    exact = replace(found, layers=layers, vector_width=4)
+    listed = sum(t.elements for t in tensors.values() if not t.name.startswith("rope_"))
+    if listed != exact.parameters:
+        note = f"the tensor table holds {listed:,} parameters, the metadata describes {exact.parameters:,}"
+        return replace(exact, notes=(*exact.notes, note))
+    return exact
