@@ -77,6 +77,11 @@ class Vocabulary:
     def size(self) -> int:
         return int(self.tokenizer.get_vocab_size())
 
+    @property
+    def longest(self) -> int:
+        """Characters of the longest token: no text has fewer tokens than its characters divided by this."""
+        return max(len(piece) for piece in self.tokenizer.get_vocab())
+
     def encode(self, text: str, special: bool) -> list[int]:
         """Token ids; ``special`` adds BOS and EOS as the model wants them. Control tokens in the text count."""
         return list(self.tokenizer.encode(text, add_special_tokens=special).ids)

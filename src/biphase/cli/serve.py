@@ -1,0 +1,94 @@
+"""``biphase serve``: the engine behind the OpenAI API."""
+
+import importlib.util
+import json
+import shlex
+from typing import TYPE_CHECKING, Literal, cast
+
+import typer
+
+from biphase.errors import BadInput
+from biphase.models import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from biphase.server.serving import Started
+
+DTYPES = ("auto", "bfloat16", "float32")
+
+
+def serve(
+    model: str = typer.Argument(
+        DEFAULT_MODEL, help="Alias, GGUF file, folder with config.json and safetensors, or Hugging Face repository."
+    ),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on; 0.0.0.0 opens the server to the network."),
+    port: int = typer.Option(8000, min=0, max=65535, help="Port; 0 takes a free one."),
+    dtype: str = typer.Option("auto", help="Of weights and KV cache: auto, bfloat16 or float32."),
+    max_model_len: int | None = typer.Option(None, min=2, help="Context in tokens, prompt and answer together."),
+    max_num_batched_tokens: int = typer.Option(2048, min=1, help="Tokens that one step runs at most."),
+    max_num_seqs: int = typer.Option(64, min=1, help="Requests in the batch at most."),
+    kv_cache_gb: float | None = typer.Option(None, min=0.001, help="Memory for the KV cache in GB (1e9 bytes)."),
+    threads: int | None = typer.Option(None, min=1, help="Threads of the engine; by default one a core."),
+    random_weights: bool = typer.Option(False, "--random-weights", help="Run the shape without its weights."),
+    served_model_name: str | None = typer.Option(None, help="Name of the model in the API; by default MODEL."),
+    managed: bool = typer.Option(False, "--managed", hidden=True, help="One JSON line when ready; ends with stdin."),
+) -> None:
+    """Serve a model behind the OpenAI API: completions, chat, metrics."""
+    if dtype not in DTYPES:
+        raise BadInput(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
+    _need_engine()
+    from biphase.engine.options import EngineOptions
+    from biphase.engine.sources import resolve
+    from biphase.server.serving import ServeSettings, bind, run
+
+    sock = bind(host, port)
+    path = resolve(model)
+    options = EngineOptions(
+        model=model,
+        dtype=cast(Literal["auto", "bfloat16", "float32"], dtype),
+        random_weights=random_weights,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        kv_cache_gb=kv_cache_gb,
+        threads=threads,
+    )
+    settings = ServeSettings(served_model_name or model, path, sock, options, end_with_stdin=managed)
+    raise typer.Exit(run(settings, _announce_to_program if managed else _announce))
+
+
+def _need_engine() -> None:
+    """Say how to get what the engine needs, before anything is started."""
+    needed = ("gguf", "jinja2", "starlette", "tokenizers", "torch", "uvicorn", "uvloop")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise BadInput(f"biphase serve needs {', '.join(missing)}; run: pip install 'biphase[engine]'")
+
+
+def _announce_to_program(started: "Started") -> None:
+    print(json.dumps({"url": started.url, "model": started.model.name}), flush=True)
+
+
+def _announce(started: "Started") -> None:
+    ready, model = started.ready, started.model
+    kv_tokens = ready.num_blocks * ready.block_size
+    print(
+        f"serving   {model.name} in {ready.dtype}, loaded in {ready.load_seconds:.1f} s\n"
+        f"KV cache  {kv_tokens:,} tokens ({ready.num_blocks:,} blocks of {ready.block_size}); "
+        f"context {ready.max_model_len:,} tokens a request\n"
+        f"URL       {started.url}  (OpenAI API under /v1, Prometheus metrics at /metrics)\n\n"
+        f"{_example(started)}\n\nCtrl-C ends it.",
+        flush=True,
+    )
+
+
+def _example(started: "Started") -> str:
+    """A request to paste into another terminal, of the kind that this model can answer."""
+    model, text = started.model, started.model.text
+    if text.template is not None:
+        question = [{"role": "user", "content": "Why is decode memory-bound?"}]
+        path, body = "chat/completions", {"messages": question, "max_tokens": 100, "stream": True}
+    else:
+        prompt = [1, 2, 3] if text.vocabulary is None else "Decode is memory-bound because"
+        path, body = "completions", {"prompt": prompt, "max_tokens": 100, "stream": True}
+    data = json.dumps({"model": model.name, **body})
+    return f"curl -N {started.url}/v1/{path} -H 'Content-Type: application/json' \\\n  -d {shlex.quote(data)}"

@@ -1,0 +1,188 @@
+"""The routes of the HTTP API."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from biphase.server.admission import (
+    Admitted,
+    ServedModel,
+    admit_chat,
+    admit_completion,
+    chat_ids,
+    check_ids,
+    encode,
+)
+from biphase.server.answers import Answer, ChatAnswer, CompletionAnswer
+from biphase.server.engine_client import EngineClient
+from biphase.server.errors import ApiError, refuse
+from biphase.server.generation import Generation
+from biphase.server.metrics import Metrics
+from biphase.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read_body
+from biphase.server.streaming import EventStream, collect, events, while_connected
+
+MAX_BODY_BYTES = 8 << 20
+"""A prompt of a million token ids fits; what is longer is no prompt for any model here."""
+
+LONG_BODY_BYTES = 64 << 10
+"""Bodies from here on are checked and tokenized in a thread, so that they do not hold up the streams."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the routes share."""
+
+    model: ServedModel
+    engine: EngineClient
+    metrics: Metrics
+    created: int
+
+
+def build_app(service: Service) -> Starlette:
+    """The ASGI application; errors leave it in OpenAI's shape, whatever their cause."""
+    app = Starlette(routes=_routes(), exception_handlers={ApiError: _api_error, HTTPException: _http_error, 500: _bug})
+    app.state.service = service
+    return app
+
+
+def _routes() -> list[BaseRoute]:
+    return [
+        Route("/v1/completions", _completions, methods=["POST"]),
+        Route("/v1/chat/completions", _chat, methods=["POST"]),
+        Route("/v1/models", _models),
+        Route("/tokenize", _tokenize, methods=["POST"]),
+        Route("/detokenize", _detokenize, methods=["POST"]),
+        Route("/health", _health),
+        Route("/metrics", _metrics),
+    ]
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _json(error.body(), error.status)
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    """No such path or method."""
+    assert isinstance(error, HTTPException)
+    refused = ApiError(f"{request.method} {request.url.path}: {error.detail}", status=error.status_code)
+    return _json(refused.body(), error.status_code)
+
+
+def _bug(request: Request, error: Exception) -> Response:
+    return _json(ApiError("internal error of the server", status=500, code="internal_error").body(), 500)
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+async def _completions(request: Request) -> ASGIApp:
+    service, raw = _service(request), await _read(request)
+    identity = f"cmpl-{uuid.uuid4().hex}"
+
+    def admit() -> Admitted:
+        return admit_completion(read_body(raw, CompletionRequest), service.model, identity)
+
+    answer = CompletionAnswer(identity, int(time.time()), service.model.name)
+    return await _generate(request, await _aside(admit, raw), answer)
+
+
+async def _chat(request: Request) -> ASGIApp:
+    service, raw = _service(request), await _read(request)
+    identity = f"chatcmpl-{uuid.uuid4().hex}"
+
+    def admit() -> Admitted:
+        return admit_chat(read_body(raw, ChatRequest), service.model, identity)
+
+    answer = ChatAnswer(identity, int(time.time()), service.model.name)
+    return await _generate(request, await _aside(admit, raw), answer)
+
+
+async def _generate(request: Request, admitted: Admitted, answer: Answer) -> ASGIApp:
+    service = _service(request)
+    if service.engine.closing or not service.engine.alive:
+        raise ApiError("the server is shutting down", status=503, code="unavailable")
+    generation = Generation(admitted, service.model.text)
+    if admitted.stream:
+        return EventStream(events(service.engine, admitted, generation, answer))
+    whole = await while_connected(collect(service.engine, admitted, generation, answer), request.receive)
+    return _json(whole)  # None when the client has gone: nobody reads it
+
+
+async def _models(request: Request) -> Response:
+    service = _service(request)
+    card = {"id": service.model.name, "object": "model", "created": service.created, "owned_by": "biphase"}
+    return _json({"object": "list", "data": [card | {"max_model_len": service.model.max_model_len}]})
+
+
+async def _tokenize(request: Request) -> Response:
+    service, raw = _service(request), await _read(request)
+
+    def tokenize() -> list[int]:
+        body = read_body(raw, TokenizeRequest)
+        service.model.check_name(body.model)
+        if body.messages is not None and body.prompt is None:
+            return chat_ids(body.messages, service.model)
+        if body.prompt is None or body.messages is not None:
+            refuse("give either prompt or messages", "prompt")
+        return encode(body.prompt, service.model, body.add_special_tokens, "prompt")
+
+    tokens = await _aside(tokenize, raw)
+    return _json({"count": len(tokens), "max_model_len": service.model.max_model_len, "tokens": tokens})
+
+
+async def _detokenize(request: Request) -> Response:
+    service, raw = _service(request), await _read(request)
+    body = read_body(raw, DetokenizeRequest)
+    service.model.check_name(body.model)
+    tokens = check_ids(body.tokens, service.model, "tokens")
+    return _json({"prompt": service.model.text.decode(tokens, show_control=True)})
+
+
+async def _health(request: Request) -> Response:
+    return Response(status_code=200 if _service(request).engine.alive else 503)
+
+
+async def _metrics(request: Request) -> Response:
+    return Response(_service(request).metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+async def _read(request: Request) -> bytes:
+    """The body, refused as soon as it is longer than ``MAX_BODY_BYTES``."""
+    parts, size = [], 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > MAX_BODY_BYTES:
+                refuse(
+                    f"the body is longer than {MAX_BODY_BYTES:,} bytes, the most that is read", code="body_too_large"
+                )
+            parts.append(part)
+    except ClientDisconnect:
+        raise ApiError("the client went away before its request was complete", status=400) from None
+    return b"".join(parts)
+
+
+async def _aside(work: Callable[[], Result], raw: bytes) -> Result:
+    """Run ``work`` on the request's body: here when it is short, in a thread when it is long."""
+    return work() if len(raw) < LONG_BODY_BYTES else await asyncio.to_thread(work)

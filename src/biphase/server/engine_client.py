@@ -1,0 +1,190 @@
+"""The server's end of the engine: its process, the socket to it, and one queue of outputs for each request.
+
+A request ends in one way only: with an ``Output`` that has a finish reason. When the engine's process dies or the
+server shuts down, that output is made here, so whoever waits is always told.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from biphase.engine.messages import HEADER, Abort, Fatal, Output, Ready, Step, Submit, decode_to_server, pack
+from biphase.engine.options import EngineOptions
+from biphase.errors import BadInput, BiphaseError, RunFailed
+from biphase.scheduling.request import FinishReason
+from biphase.server.metrics import Metrics
+
+ENGINE_COMMAND = (sys.executable, "-m", "biphase.engine.process")
+"""Called with two arguments more: the file descriptor of its end of the socket, and its options as JSON."""
+
+EXIT_SECONDS = 3.0
+"""How long the engine's process may take to end once its socket is closed."""
+
+
+class RequestOutputs:
+    """The outputs of one request. Leaving its ``with`` block before the last one aborts the request in the engine."""
+
+    def __init__(self, client: "EngineClient", submit: Submit) -> None:
+        self._client, self.submit = client, submit
+        self.queue: asyncio.Queue[Output] = asyncio.Queue()
+        self.started = False
+
+    async def next(self) -> Output:
+        """The next output; after one with a finish reason there is no other."""
+        return await self.queue.get()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._client.abort(self.submit.id)
+
+
+class EngineClient:
+    """Talks to one engine's process. ``ready`` and ``died`` are futures; await ``ready`` before the first submit."""
+
+    def __init__(self, process: subprocess.Popen[bytes], metrics: Metrics) -> None:
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[Ready] = loop.create_future()
+        self.died: asyncio.Future[BiphaseError] = loop.create_future()
+        self.closing = False
+        self._process, self._metrics = process, metrics
+        self._open: dict[str, RequestOutputs] = {}
+
+    @classmethod
+    async def start(
+        cls, options: EngineOptions, metrics: Metrics, command: Sequence[str] = ENGINE_COMMAND
+    ) -> "EngineClient":
+        """Start the process and the reading of its frames; it tells on ``ready`` how loading went."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            arguments = [*command, str(theirs.fileno()), msgspec.json.encode(options).decode()]
+            process = subprocess.Popen(  # noqa: ASYNC220 - a fork of milliseconds before anything is served
+                arguments, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno()
+            )
+        client = cls(process, metrics)
+        reader, client._writer = await asyncio.open_unix_connection(sock=ours)
+        client._reading = asyncio.create_task(client._read(reader))
+        return client
+
+    _writer: asyncio.StreamWriter
+    _reading: asyncio.Task[None]
+
+    @property
+    def alive(self) -> bool:
+        return self.ready.done() and not self.died.done()
+
+    def submit(self, submit: Submit) -> RequestOutputs:
+        """Queue a request in the engine; use the result in a ``with`` block."""
+        outputs = RequestOutputs(self, submit)
+        self._open[submit.id] = outputs
+        if self.closing or self.died.done():
+            self._end(outputs, *self._ending())
+        else:
+            self._send(submit)
+        return outputs
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request and free it in the engine, in whatever state it is; one that has ended is left alone."""
+        if self._open.pop(request_id, None) is not None:
+            self._send(Abort(request_id))
+            self._rest_if_idle()
+
+    def end_all(self) -> None:
+        """Take no request from here on, and end those that are open: their clients get a last output."""
+        self.closing = True
+        for outputs in list(self._open.values()):
+            self._send(Abort(outputs.submit.id))
+            self._end(outputs, *self._ending())
+
+    async def close(self) -> None:
+        """Close the socket, on which the process ends by itself; one that does not is killed."""
+        self.closing = True
+        self._reading.cancel()
+        self._writer.close()
+        try:
+            await asyncio.to_thread(self._process.wait, EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+    def _send(self, message: Submit | Abort) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(pack(message))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            async for frame in _frames(reader):
+                self._take(decode_to_server(frame))
+        if not self.died.done():
+            self._die(RunFailed(f"the engine's process {await self._how_it_ended()}"))
+
+    def _take(self, message: Ready | Fatal | Step) -> None:
+        if isinstance(message, Step):
+            self._deliver(message)
+        elif isinstance(message, Ready):
+            self.ready.set_result(message)
+        else:
+            kind = BadInput if message.exit_code == BadInput.exit_code else RunFailed
+            self._die(kind(message.message))
+
+    def _deliver(self, step: Step) -> None:
+        started = 0
+        for output in step.outputs:
+            outputs = self._open.get(output.id)
+            if outputs is None:  # aborted while the step ran
+                continue
+            if output.tokens and not outputs.started:
+                outputs.started = True
+                started += len(outputs.submit.prompt)
+            outputs.queue.put_nowait(output)
+            if output.finish_reason is not None:
+                del self._open[output.id]
+        self._metrics.step(step, started)
+        self._rest_if_idle()
+
+    def _rest_if_idle(self) -> None:
+        """The engine sends no step when its last request was aborted, so its gauges are brought to rest here."""
+        if not self._open:
+            self._metrics.rest()
+
+    async def _how_it_ended(self) -> str:
+        """For a socket that closed without a word."""
+        try:
+            status = await asyncio.to_thread(self._process.wait, EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        if status >= 0:
+            return f"ended with exit status {status}"
+        hint = " (the system may have run out of memory)" if -status == signal.SIGKILL else ""
+        return f"was killed by signal {-status}{hint}"
+
+    def _die(self, error: BiphaseError) -> None:
+        self.died.set_result(error)
+        if not self.ready.done():
+            self.ready.set_exception(error)
+        for outputs in list(self._open.values()):
+            self._end(outputs, *self._ending())
+
+    def _ending(self) -> tuple[FinishReason, str]:
+        if self.died.done():
+            return FinishReason.ERROR, str(self.died.result())
+        return FinishReason.ABORT, "the server is shutting down"
+
+    def _end(self, outputs: RequestOutputs, reason: FinishReason, message: str) -> None:
+        del self._open[outputs.submit.id]
+        outputs.queue.put_nowait(Output(outputs.submit.id, (), reason.value, message))
+
+
+async def _frames(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while True:
+        (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+        yield await reader.readexactly(size)

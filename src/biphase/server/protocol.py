@@ -1,0 +1,281 @@
+"""The bodies of the OpenAI API, as far as this server speaks it, and how a request's body is read.
+
+Nothing is accepted and ignored. A field that is not declared here is refused by its name. Fields that clients send
+with a value that changes nothing (``n=1``, ``logprobs=null``) are declared with those neutral values in ``NEUTRAL``
+and refused with any other.
+"""
+
+import re
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from biphase.server.errors import refuse, shown
+
+Neutral = dict[str, tuple[Any, ...]]
+
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+_AT_PATH = re.compile(r"(?P<what>.*) - at `\$\.?(?P<path>.*)`", re.DOTALL)
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """``continuous_usage_stats`` puts the usage so far on every chunk; as in vLLM it needs ``include_usage``."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What completions and chat have in common. ``None`` means the default, which JSON's null asks for as well."""
+
+    NEUTRAL: ClassVar[Neutral] = {
+        "n": (1,),
+        "presence_penalty": (0,),
+        "frequency_penalty": (0,),
+        "repetition_penalty": (1,),
+        "min_p": (0,),
+        "min_tokens": (0,),
+        "logit_bias": ({},),
+        "store": (False,),
+        "metadata": ({},),
+        "service_tier": ("auto", "default"),
+    }
+
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    user: str | None = None
+    n: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    repetition_penalty: Any = None
+    min_p: Any = None
+    min_tokens: Any = None
+    logit_bias: Any = None
+    store: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+
+
+class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/completions. ``prompt`` is a text, a list of token ids, or a list of one of these."""
+
+    NEUTRAL: ClassVar[Neutral] = {
+        **GenerationRequest.NEUTRAL,
+        "best_of": (1,),
+        "echo": (False,),
+        "logprobs": (False,),
+        "suffix": ("",),
+    }
+
+    prompt: str | list[int | str | list[int]]
+    best_of: Any = None
+    echo: Any = None
+    logprobs: Any = None
+    suffix: Any = None
+
+
+class ContentPart(Struct, forbid_unknown_fields=True):
+    """One part of a message's content; only text can be read here."""
+
+    type: str
+    text: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+
+
+class Message(Struct, forbid_unknown_fields=True):
+    """One message of a chat. The fields after ``name`` are what clients replay, empty, from an earlier answer."""
+
+    NEUTRAL: ClassVar[Neutral] = {
+        "refusal": (),
+        "annotations": ([],),
+        "audio": (),
+        "tool_calls": ([],),
+        "function_call": (),
+        "reasoning_content": (),
+    }
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    refusal: Any = None
+    annotations: Any = None
+    audio: Any = None
+    tool_calls: Any = None
+    function_call: Any = None
+    reasoning_content: Any = None
+
+
+class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    NEUTRAL: ClassVar[Neutral] = {
+        **GenerationRequest.NEUTRAL,
+        "logprobs": (False,),
+        "top_logprobs": (0,),
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "parallel_tool_calls": (True, False),
+        "response_format": ({"type": "text"},),
+        "modalities": (["text"],),
+    }
+
+    messages: list[Message]
+    logprobs: Any = None
+    top_logprobs: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+    response_format: Any = None
+    modalities: Any = None
+
+
+class TokenizeRequest(Struct, forbid_unknown_fields=True):
+    """POST /tokenize, as vLLM has it: a ``prompt``, or ``messages`` through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(Struct, forbid_unknown_fields=True):
+    """POST /detokenize, as vLLM has it. Control tokens are shown."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+Body = TypeVar("Body", CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+
+
+def read_body(raw: bytes, kind: type[Body]) -> Body:
+    """Decode and check a request's body; every fault is an ``ApiError`` with status 400."""
+    try:
+        body = msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        _refuse_field(str(error))
+    except RecursionError:
+        refuse("the body is nested too deeply")
+    except (msgspec.DecodeError, ValueError) as error:
+        refuse(f"the body is not valid JSON: {error}")
+    if isinstance(body, GenerationRequest):
+        refuse_unsupported(body, body.NEUTRAL)
+    return body
+
+
+def _refuse_field(problem: str) -> None:
+    unknown = _UNKNOWN_FIELD.fullmatch(problem)
+    if unknown:
+        name = ".".join(part for part in (unknown["path"], unknown["name"]) if part)
+        refuse(f"the field {shown(name)} is not supported by this server", name[:200], "unsupported_field")
+    at = _AT_PATH.fullmatch(problem)
+    refuse(f"{at['path']}: {at['what']}" if at else problem, at["path"] if at else None)
+
+
+def refuse_unsupported(body: Struct, neutral: Neutral, where: str = "") -> None:
+    """Refuse fields that hold more than their neutral value. JSON's true is not 1 here, though it is in Python."""
+    for name, accepted in neutral.items():
+        value = getattr(body, name)
+        if value is not None and not any(_same(value, other) for other in accepted):
+            only = " or ".join(["null", *map(shown, accepted)])
+            refuse(f"{where}{name}={shown(value)} is not supported: only {only}", where + name, "unsupported_value")
+
+
+def _same(value: Any, other: Any) -> bool:
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+
+
+class Usage(Struct):
+    """Tokens counted by the engine, not by retokenizing: the prompt's, and all that were generated."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionChoice(Struct):
+    """Whole in a response, the new part in a chunk. ``stop_reason`` (as in vLLM) is the stop string that matched."""
+
+    text: str
+    finish_reason: str | None
+    stop_reason: str | None
+    index: int = 0
+    logprobs: None = None
+
+
+class Completion(Struct, kw_only=True):
+    """A response, or a chunk of a stream; ``usage`` is left out of chunks unless the client asked for it."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[CompletionChoice, ...]
+    usage: Usage | UnsetType | None = UNSET
+    object: str = "text_completion"
+
+
+class AssistantMessage(Struct):
+    """The answer of a chat."""
+
+    content: str
+    role: str = "assistant"
+
+
+class ChatChoice(Struct):
+    """The choice of a whole chat response."""
+
+    message: AssistantMessage
+    finish_reason: str | None
+    stop_reason: str | None
+    index: int = 0
+    logprobs: None = None
+
+
+class ChatCompletion(Struct, kw_only=True):
+    """A whole chat response."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[ChatChoice, ...]
+    usage: Usage
+    object: str = "chat.completion"
+
+
+class ChatDelta(Struct, omit_defaults=True):
+    """What a chunk adds; the first one says the role."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct):
+    """The choice of a chunk."""
+
+    delta: ChatDelta
+    finish_reason: str | None = None
+    stop_reason: str | None = None
+    index: int = 0
+    logprobs: None = None
+
+
+class ChatChunk(Struct, kw_only=True):
+    """A chunk of a chat stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[ChatChunkChoice, ...]
+    usage: Usage | UnsetType | None = UNSET
+    object: str = "chat.completion.chunk"
