@@ -4,7 +4,8 @@ TTFT, ITL, TPOT and E2E are functions of records (``biphase.analysis.latency``),
 written as JSON lines and can be re-analysed later without the server.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +15,7 @@ from biphase.errors import BadInput
 
 ChunkKind = Literal["role", "reasoning", "text", "tool", "usage"]
 CountSource = Literal["continuous_usage", "usage", "tokenize", "tokenizer", "sent_ids", "chunks", "none"]
-"""Where a token count comes from. ``sent_ids``: the prompt went out as token ids. ``chunks``: one per chunk, a guess."""
+"""Where a token count comes from. ``sent_ids``: the prompt went as token ids. ``chunks``: one per chunk, a guess."""
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -29,7 +30,14 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All times are seconds on one monotonic clock of the client; counts are tokens."""
+    """All times are seconds on one monotonic clock of the client; counts are tokens.
+
+    ``intended``: when the load wanted the request to go out; ``sent``: when its connection was open and it did.
+    ``first_byte``: the head of the response. ``completion_tokens_source`` holds for the chunks' tokens too: with
+    ``continuous_usage`` each chunk's count is the server's; with ``usage`` the total is, spread over the chunks by
+    length of text where the two differ. ``client_lag``: the longest that any bytes of this stream can have waited for
+    this process before their stamp. ``warmup``: sent before the measurement, no part of its numbers.
+    """
 
     id: str
     intended: float
@@ -48,12 +56,39 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     status: int | None = None
     error: str | None = None
     client_lag: float = 0.0
+    warmup: bool = False
+
+    @property
+    def token_chunks(self) -> tuple[Chunk, ...]:
+        """The chunks that carry generated tokens, in order of arrival."""
+        return tuple(chunk for chunk in self.chunks if chunk.tokens > 0)
+
+
+Keep = Callable[[Record], None]
+
+
+@contextmanager
+def open_records(path: Path) -> Iterator[Keep]:
+    """A file of records, one JSON line each, flushed as they come: a run that breaks off keeps what it measured."""
+    encoder = msgspec.json.Encoder()
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        raise BadInput(f"cannot write records to {path}: {error.strerror}") from error
+    with file:
+
+        def keep(record: Record) -> None:
+            file.write(encoder.encode(record) + b"\n")
+            file.flush()
+
+        yield keep
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
     """Write records as JSON lines, one a line."""
-    encoder = msgspec.json.Encoder()
-    path.write_bytes(b"".join(encoder.encode(record) + b"\n" for record in records))
+    with open_records(path) as keep:
+        for record in records:
+            keep(record)
 
 
 def read_records(path: Path) -> Iterator[Record]:

@@ -45,7 +45,8 @@ class _Child:
         )
         self.lines: queue.Queue[bytes | None] = queue.Queue()
         self.log: deque[bytes] = deque(maxlen=50)
-        assert self.process.stdout is not None and self.process.stderr is not None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
         self._log_reader = self._read(self.process.stderr, self.log.append)
         self._read(self.process.stdout, self.lines.put, lambda: self.lines.put(None))
 
@@ -115,7 +116,7 @@ def managed_server(model: str, *options: str, on_wait: OnWait = lambda seconds: 
     """Run ``biphase serve`` on a free loopback port for the length of the block.
 
     ``on_wait`` is told the seconds since the start while the model loads. A child that does not start raises what it
-    said, as ``BadInput`` or ``RunFailed``; a ``RunFailed`` out of the block tells the child's death if that is the reason.
+    said, as ``BadInput`` or ``RunFailed``; a ``RunFailed`` out of the block becomes the child's death if it has died.
     """
     serve = [sys.executable, "-m", "biphase", "serve", model, "--host", "127.0.0.1", "--port", "0", "--managed"]
     child = _Child([*serve, *options])

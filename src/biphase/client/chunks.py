@@ -1,0 +1,182 @@
+"""From the JSON of one stream event to what it carries, and from all of them to counted chunks.
+
+Servers differ in almost every field (``choices: []`` first or last, ``usage: null``, role-only deltas, reasoning under
+two names), so the types here are wide, and a key that nobody reads is ignored.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import msgspec
+
+from biphase.client.record import Chunk, ChunkKind, CountSource
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """The server's own counts. ``prompt_tokens`` includes cached ones (vLLM, SGLang, llama.cpp alike)."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    cached_tokens: int | None = None
+    prompt_cache_hit_tokens: int | None = None
+
+    @property
+    def cached(self) -> int | None:
+        """Prompt tokens that a prefix cache answered, under any of the names servers use."""
+        details = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+        return next((n for n in (details, self.cached_tokens, self.prompt_cache_hit_tokens) if n is not None), None)
+
+
+class _Delta(msgspec.Struct):
+    role: str | None = None
+    content: Any = None
+    refusal: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    tool_calls: Any = None
+    function_call: Any = None
+
+
+class _Choice(msgspec.Struct):
+    text: Any = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class Payload(msgspec.Struct):
+    """The body of one event of ``/completions`` or ``/chat/completions``."""
+
+    choices: list[_Choice] | None = None
+    usage: Usage | None = None
+    error: Any = None
+    object: Any = None
+    message: Any = None
+
+    @property
+    def failure(self) -> str | None:
+        """The message of an error object sent inside a stream that began with status 200."""
+        if self.error is not None:
+            return error_text(self.error)
+        return str(self.message) if self.object == "error" else None
+
+
+_decoder = msgspec.json.Decoder(Payload)
+
+
+def decode_payload(data: bytes) -> Payload:
+    """Raises ``msgspec.DecodeError`` or ``msgspec.ValidationError`` for what is not such a body."""
+    try:
+        return _decoder.decode(data)
+    except UnicodeDecodeError:  # the standard replaces what is not UTF-8
+        return _decoder.decode(data.decode("utf-8", "replace").encode())
+
+
+def error_text(error: object) -> str:
+    """The sentence inside an error of any of the usual shapes: text, {message}, {error: ...}, {detail: ...}."""
+    if isinstance(error, dict):
+        inner = next((error[key] for key in ("message", "error", "detail", "msg") if error.get(key)), None)
+        return error_text(inner) if inner is not None else msgspec.json.encode(error).decode()
+    if isinstance(error, list):
+        return "; ".join(_validation_text(item) for item in error)
+    return str(error)
+
+
+def _validation_text(item: object) -> str:
+    # FastAPI's 422: {"loc": ["body", "ignore_eos"], "msg": "Extra inputs are not permitted"}
+    place = ".".join(map(str, item["loc"])) + ": " if isinstance(item, dict) and item.get("loc") else ""
+    return place + error_text(item)
+
+
+class Arrival(NamedTuple):
+    """One event as it came: its stamp, what it carries, the length of its text, the server's running count if any."""
+
+    t: float
+    kind: ChunkKind
+    size: int
+    counted: int | None
+    final: bool
+
+
+def arrival(t: float, payload: Payload) -> Arrival:
+    """Name what an event carries; ``size`` is 0 when it carries no generated text, ``final`` with a finish reason."""
+    choice = payload.choices[0] if payload.choices else None
+    kind, size = _content(choice) if choice else ("usage", 0)
+    counted = payload.usage.completion_tokens if payload.usage else None
+    return Arrival(t, kind, size, counted, final=choice is not None and choice.finish_reason is not None)
+
+
+def _content(choice: _Choice) -> tuple[ChunkKind, int]:
+    if choice.delta is None:
+        return "text", _size(choice.text)
+    delta = choice.delta
+    if size := _size(delta.reasoning_content) or _size(delta.reasoning):
+        return "reasoning", size
+    if size := _size(delta.content) or _size(delta.refusal):
+        return "text", size
+    if size := _size(delta.tool_calls) or _size(delta.function_call):
+        return "tool", size
+    return ("text" if delta.role is None or choice.finish_reason else "role"), 0
+
+
+def _size(value: object) -> int:
+    """Length of the text in a string or in anything nested around strings."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(_size(inner) for key, inner in value.items() if key not in ("type", "id"))
+    return sum(map(_size, value)) if isinstance(value, list) else 0
+
+
+def count_tokens(arrivals: Sequence[Arrival]) -> tuple[tuple[Chunk, ...], int | None, CountSource]:
+    """Chunks with their tokens, their total, and where the counts come from.
+
+    The server's running count is taken where every event with text has one; else its final count, one token for each
+    event if that fits and otherwise spread by length of text; else one token for each event with text, a guess.
+    """
+    carriers = [a for a in arrivals if a.kind != "usage"]
+    total = max((a.counted for a in arrivals if a.counted is not None), default=None)
+    if total is None:
+        guess = [int(a.size > 0) for a in arrivals]
+        return _chunks(arrivals, guess), sum(guess) or None, "chunks" if any(guess) else "none"
+    if any(a.counted is not None for a in carriers) and all(a.counted is not None for a in carriers if a.size):
+        return _chunks(arrivals, _increments(arrivals)), total, "continuous_usage"
+    return _chunks(arrivals, _one_each(arrivals, total) or spread(total, [a.size for a in arrivals])), total, "usage"
+
+
+def _chunks(arrivals: Sequence[Arrival], counts: Sequence[int]) -> tuple[Chunk, ...]:
+    return tuple(Chunk(a.t, n, a.kind) for a, n in zip(arrivals, counts, strict=True))
+
+
+def _increments(arrivals: Sequence[Arrival]) -> list[int]:
+    """Steps of the running count; an event without one, or whose count falls, adds nothing."""
+    steps, reached = [], 0
+    for a in arrivals:
+        now = max(reached, a.counted if a.counted is not None else reached)
+        steps.append(now - reached)
+        reached = now
+    return steps
+
+
+def _one_each(arrivals: Sequence[Arrival], total: int) -> list[int] | None:
+    """One token an event, if the total fits: a token may have no text (half a character) and so may the last (EOS)."""
+    texts = [a.size > 0 for a in arrivals]
+    silent = [a.size > 0 or (a.kind == "text" and not a.final) for a in arrivals]
+    with_eos = [flag or a.final for flag, a in zip(silent, arrivals, strict=True)]
+    fitting = (flags for flags in (texts, silent, with_eos) if sum(flags) == total)
+    return next(([int(flag) for flag in flags] for flags in fitting), None)
+
+
+def spread(total: int, sizes: Sequence[int]) -> list[int]:
+    """Whole tokens for each event: one for each with text as far as ``total`` goes, the rest in proportion to size."""
+    base = [int(size > 0) for size in sizes]
+    if total < sum(base):
+        base = [0] * len(sizes)
+    whole = sum(sizes) or 1
+    due = [(total - sum(base)) * reached // whole for reached in accumulate(sizes)]
+    return [one + now - before for one, now, before in zip(base, due, [0, *due[:-1]], strict=True)]

@@ -1,0 +1,164 @@
+"""Finding out, before the clock matters, how one server wants to be asked: which prompts and which fields it takes."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from biphase.client.endpoint import Access, Api, connect, find_api, round_trip
+from biphase.client.failures import server_message
+from biphase.client.load import patient
+from biphase.client.openai import OPTIONAL_FIELDS, Answer, Dialect, PromptForm, make_call
+from biphase.client.prompts import ORDINARY_IDS, WORDS, PromptMaker, calibrate, one_token_words
+from biphase.client.record import Record
+from biphase.client.tokenize import Tokenizer, find_tokenizer
+from biphase.errors import RunFailed
+
+PROBE_TOKENS = 8
+MOST_OWN_TOKENS = 4  # a server may put BOS and its like before token ids; more means that it did not read them as ids
+
+_FORMS: tuple[PromptForm, ...] = ("token_ids", "text", "chat")
+_STANDARD_FIELDS = frozenset({"temperature", "stream_options", "max_tokens"})
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server that is ready to be measured."""
+
+    session: aiohttp.ClientSession
+    api: Api
+    dialect: Dialect
+    prompts: PromptMaker
+    round_trip_path: str
+    round_trip_s: list[float]
+    notes: tuple[str, ...]
+    """What was chosen for this server and why, one sentence each."""
+
+
+@asynccontextmanager
+async def open_target(url: str, model: str | None, access: Access) -> AsyncIterator[Target]:
+    """Find the API behind ``url`` and how it wants to be asked; ``RunFailed`` or ``BadInput`` in one line otherwise."""
+    async with connect(access) as session:
+        api = await find_api(session, url, model)
+        tokenizer = await find_tokenizer(session, api)
+        ids, where = await _ordinary_ids(tokenizer)
+        dialect, answer = await _agree(session, api, ids)
+        prompts, how = await _prompts(session, dialect, answer.record, ids, where)
+        path, times = await round_trip(session, api)
+        notes = (how, *_dropped(dialect))
+        yield Target(session, api, dialect, prompts, path, times, notes)
+
+
+async def _ordinary_ids(tokenizer: Tokenizer | None) -> tuple[list[int], str]:
+    """Token ids of ordinary words, by the server's tokenizer where there is one, and a phrase that says which."""
+    if tokenizer is not None and (ids := await _word_ids(tokenizer)):
+        return ids, f"drawn from the ids of {len(ids)} everyday words (the server's /tokenize)"
+    return list(ORDINARY_IDS), f"drawn from {ORDINARY_IDS.start} to {ORDINARY_IDS.stop - 1}"
+
+
+async def _word_ids(tokenizer: Tokenizer) -> list[int]:
+    found: set[int] = set()
+
+    async def count(words: list[str]) -> int:
+        ids = await tokenizer.ids(" ".join(words)) or []
+        if len(ids) == len(words):
+            found.update(ids)
+        return len(ids)
+
+    await one_token_words(count, WORDS, overhead=0)
+    return sorted(found)
+
+
+@dataclass
+class Refusals:
+    """What the server has refused so far, read from its answers."""
+
+    fields: set[str] = field(default_factory=set)
+    forms: set[PromptForm] = field(default_factory=set)
+
+    def learn(self, dialect: Dialect, status: int, message: str) -> None:
+        """Take from a refusal what it names: a field, the prompt's form, or the whole endpoint."""
+        if status in (404, 405, 501):
+            self.forms |= {"chat"} if dialect.form == "chat" else {"token_ids", "text"}
+            return
+        named = {name for name in dialect.fields - {"max_tokens"} if name in message}
+        if "continuous_usage_stats" in named:
+            named.discard("stream_options")  # it was named only as the place of the other
+        if "max_completion_tokens" in message:  # newer models of OpenAI take this name only
+            named.add("max_tokens")
+        self.fields |= named
+        if not named and dialect.form == "token_ids" and "prompt" in message:
+            self.forms.add("token_ids")
+
+    def candidates(self, api: Api) -> Iterator[Dialect]:
+        """Ways to ask that nothing refused yet speaks against, the most exact first."""
+        for form in _FORMS:
+            for fields in (frozenset(OPTIONAL_FIELDS), _STANDARD_FIELDS, frozenset({"max_tokens"})):
+                if form not in self.forms:
+                    yield Dialect(api.base, api.model, form, fields - self.fields)
+
+
+async def _agree(session: aiohttp.ClientSession, api: Api, ids: list[int]) -> tuple[Dialect, Answer]:
+    """The first way of asking that this server answers, with its answer to a short probe."""
+    refusals, tried = Refusals(), set[Dialect]()
+    last: str | None = None
+    while (dialect := next((d for d in refusals.candidates(api) if d not in tried), None)) is not None:
+        tried.add(dialect)
+        answer = await _probe(session, dialect, ids)
+        if answer.record.error is None:
+            if dialect.form != "token_ids" or _own_tokens(answer.record) is not None:
+                return dialect, answer
+            refusals.forms.add("token_ids")
+            continue
+        _stop_if_fatal(answer.record)
+        last = answer.record.error
+        refusals.learn(dialect, answer.record.status or 0, server_message(answer.body))
+    raise RunFailed(last or "the server refused every form of request")
+
+
+async def _probe(session: aiohttp.ClientSession, dialect: Dialect, ids: list[int]) -> Answer:
+    maker = PromptMaker(ids if dialect.form == "token_ids" else WORDS)
+    prompt = maker.make(PROBE_TOKENS)
+    return await patient(session, make_call(dialect, "probe", prompt.content, prompt.tokens, max_tokens=4))
+
+
+def _stop_if_fatal(refused: Record) -> None:
+    """Raise for what no other way of asking can mend; a 404 of one endpoint says nothing of the other."""
+    if refused.status in (None, 200, 401, 403, 429, 503):
+        raise RunFailed(str(refused.error))
+
+
+def _own_tokens(record: Record) -> int | None:
+    """Tokens the server puts before ids of its own, or None when it did not take them as ids."""
+    extra = (record.prompt_tokens or PROBE_TOKENS) - PROBE_TOKENS
+    return extra if 0 <= extra <= MOST_OWN_TOKENS else None
+
+
+async def _prompts(
+    session: aiohttp.ClientSession, dialect: Dialect, probe: Record, ids: list[int], where: str
+) -> tuple[PromptMaker, str]:
+    """The maker of prompts for the agreed form, and the sentence that says how they are made."""
+    if dialect.form == "token_ids":
+        own = _own_tokens(probe) or 0
+        plus = f", {own} of them put there by the server (BOS)" if own else ""
+        return PromptMaker(ids, own), f"prompts are token ids, {where}{plus}"
+    if probe.prompt_tokens is None:
+        return PromptMaker(WORDS), "prompts are text; the server reports no counts, so one token a word is assumed"
+
+    async def count(words: list[str]) -> int:
+        answer = await patient(session, make_call(dialect, "calibration", " ".join(words), len(words), max_tokens=1))
+        if answer.record.prompt_tokens is None:
+            raise RunFailed(f"counting the tokens of a text failed: {answer.record.error}")
+        return answer.record.prompt_tokens
+
+    maker = await calibrate(count)
+    own, template = maker.shortest - 1, "the chat template" if dialect.form == "chat" else "the server (BOS)"
+    made = f"text through {'the chat' if dialect.form == 'chat' else 'the completions'} endpoint"
+    return maker, f"prompts are {made}, fitted to the server's own count; {own} tokens of each come from {template}"
+
+
+def _dropped(dialect: Dialect) -> Iterator[str]:
+    dropped = [name for name in OPTIONAL_FIELDS if name not in dialect.fields]
+    if dropped:
+        yield f"the server refuses {', '.join(dropped)}: left out"

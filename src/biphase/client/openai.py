@@ -1,0 +1,223 @@
+"""One streaming request to an OpenAI-compatible server, from first byte out to last byte in, as a ``Record``."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import aiohttp
+import msgspec
+from msgspec.structs import replace
+
+from biphase.client import clock
+from biphase.client.chunks import Arrival, Payload, arrival, count_tokens, decode_payload
+from biphase.client.endpoint import Wire
+from biphase.client.failures import explain_status, explain_transport
+from biphase.client.record import CountSource, Record
+from biphase.client.sse import Event, EventParser
+
+_JSON = {"Content-Type": "application/json"}
+AFTER_DONE_S = 1.0  # how long the end of the body may lag behind [DONE] before the connection is given up
+
+PromptForm = Literal["token_ids", "text", "chat"]
+OPTIONAL_FIELDS = ("ignore_eos", "continuous_usage_stats", "temperature", "stream_options", "max_tokens")
+"""What may be left out of a request when a server refuses it; without ``max_tokens``, ``max_completion_tokens``."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How one server wants to be asked: address, model, form of the prompt and the optional fields it accepts."""
+
+    base: str
+    model: str
+    form: PromptForm = "token_ids"
+    fields: frozenset[str] = frozenset(OPTIONAL_FIELDS)
+
+    @property
+    def url(self) -> str:
+        """Address of the endpoint that takes this form of prompt."""
+        return f"{self.base}/chat/completions" if self.form == "chat" else f"{self.base}/completions"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request ready to send: its body is encoded before its clock starts."""
+
+    id: str
+    url: str
+    body: bytes
+    prompt_tokens: int
+    max_tokens: int
+    form: PromptForm
+    warmup: bool = False
+
+
+def make_call(
+    dialect: Dialect, id: str, prompt: str | list[int], prompt_tokens: int, max_tokens: int, warmup: bool = False
+) -> Call:
+    """Encode a streaming request of this dialect; ``prompt`` is a list of ids for the form ``token_ids``, else text."""
+    asked = dialect.fields
+    body: dict[str, object] = {"model": dialect.model, "stream": True}
+    body |= {"messages": [{"role": "user", "content": prompt}]} if dialect.form == "chat" else {"prompt": prompt}
+    body["max_tokens" if "max_tokens" in asked else "max_completion_tokens"] = max_tokens
+    body |= {"temperature": 0.0} if "temperature" in asked else {}
+    body |= {"ignore_eos": True} if "ignore_eos" in asked else {}
+    if "stream_options" in asked:
+        continuous = {"continuous_usage_stats": True} if "continuous_usage_stats" in asked else {}
+        body["stream_options"] = {"include_usage": True, **continuous}
+    return Call(id, dialect.url, msgspec.json.encode(body), prompt_tokens, max_tokens, dialect.form, warmup)
+
+
+class _Stream:
+    """What has been read of one answer so far."""
+
+    def __init__(self) -> None:
+        self.arrivals: list[Arrival] = []
+        self.prompt_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self.finish_reason: str | None = None
+        self.error: str | None = None
+        self.done = False
+        self.ended: float | None = None
+        self.lag = 0.0
+
+    def take(self, t: float, event: Event) -> None:
+        """Note one event whose bytes came at ``t``; what follows [DONE] or an error is not read."""
+        if self.done or self.error is not None:
+            return
+        if event.data == b"[DONE]":
+            self.done = True
+            return
+        try:
+            payload = decode_payload(event.data)
+        except msgspec.MsgspecError as error:
+            self.error = f"an event of the stream is not a completion chunk: {error}: {event.data[:80]!r}"
+            return
+        self._note(t, event.type, payload)
+
+    def _note(self, t: float, event_type: str, payload: Payload) -> None:
+        self.error = payload.failure or ("the server sent an error event" if event_type == "error" else None)
+        if self.error is not None:
+            self.error = f"the server broke off the stream: {self.error}"
+            return
+        self.arrivals.append(arrival(t, payload))
+        if payload.usage is not None:
+            self.prompt_tokens = payload.usage.prompt_tokens or self.prompt_tokens
+            self.cached_tokens = payload.usage.cached if payload.usage.cached is not None else self.cached_tokens
+        if payload.choices and payload.choices[0].finish_reason:
+            self.finish_reason = payload.choices[0].finish_reason
+
+
+@dataclass
+class Answer:
+    """A record and, for a refusal, the body and the wait the server asks for (seconds)."""
+
+    record: Record
+    body: bytes = b""
+    retry_after: float | None = None
+
+
+async def request(session: aiohttp.ClientSession, call: Call, intended: float | None = None) -> Answer:
+    """Send one request and read its stream to the end. Never raises for what the server or the network does.
+
+    ``intended``: when the load wanted it to go out, in ``time.perf_counter`` seconds; now, when it does not say.
+    The session must come from ``biphase.client.endpoint.connect``.
+    """
+    intended = time.perf_counter() if intended is None else intended
+    answer, stale = await _attempt(session, call, intended)
+    # llama.cpp closes a connection after each stream without saying so: a request that meets the closing is sent anew
+    return (await _attempt(session, call, intended))[0] if stale else answer
+
+
+async def _attempt(session: aiohttp.ClientSession, call: Call, intended: float) -> tuple[Answer, bool]:
+    """One try, and whether it failed only because its connection had been closed before it."""
+    stream, wire = _Stream(), Wire()
+    record = _begin(call, intended)
+    try:
+        async with session.post(call.url, data=call.body, headers=_JSON, trace_request_ctx=wire) as response:
+            record = replace(record, sent=wire.ready, first_byte=time.perf_counter(), status=response.status)
+            if response.status != 200:
+                return await _refused(response, call, record), False
+            await _read(response, stream)
+    except (TimeoutError, aiohttp.ClientError) as error:
+        stream.error = explain_transport(error, call.url)
+    return Answer(_end(call, stream, record)), wire.reused and record.status is None
+
+
+def _begin(call: Call, intended: float) -> Record:
+    return Record(
+        id=call.id,
+        intended=intended,
+        sent=time.perf_counter(),
+        asked_prompt_tokens=call.prompt_tokens,
+        asked_completion_tokens=call.max_tokens,
+        warmup=call.warmup,
+    )
+
+
+async def _refused(response: aiohttp.ClientResponse, call: Call, record: Record) -> Answer:
+    body = await response.read()
+    error = explain_status(response.status, body, call.url)
+    wait = response.headers.get("Retry-After", "")
+    return Answer(
+        replace(record, error=error, ended=time.perf_counter()), body, float(wait) if wait.isdigit() else None
+    )
+
+
+async def _read(response: aiohttp.ClientResponse, stream: _Stream) -> None:
+    """Stamp what arrives when it arrives, then parse it."""
+    if response.content_type == "application/json":
+        await response.read()
+        stream.error = (
+            "the server did not stream: it answered with application/json, so its phases cannot be told apart"
+        )
+        return
+    parser = EventParser()
+    while received := await response.content.readany():
+        stream.ended = t = time.perf_counter()
+        stream.lag = max(stream.lag, clock.lag(t))
+        for event in parser.feed(received):
+            stream.take(t, event)
+        if stream.done:
+            await _drain(response)
+            return
+
+
+async def _drain(response: aiohttp.ClientResponse) -> None:
+    """Read to the end of the body, so that the connection can be used again."""
+    try:
+        async with asyncio.timeout(AFTER_DONE_S):
+            while await response.content.readany():
+                pass
+    except (TimeoutError, aiohttp.ClientError):
+        response.close()
+
+
+def _end(call: Call, stream: _Stream, record: Record) -> Record:
+    chunks, completion_tokens, source = count_tokens(stream.arrivals)
+    prompt_tokens, prompt_source = _prompt_tokens(call, stream)
+    return replace(
+        record,
+        chunks=chunks,
+        ended=stream.ended if stream.ended is not None else time.perf_counter(),
+        prompt_tokens=prompt_tokens,
+        prompt_tokens_source=prompt_source,
+        cached_tokens=stream.cached_tokens,
+        completion_tokens=completion_tokens,
+        completion_tokens_source=source,
+        finish_reason=stream.finish_reason,
+        error=stream.error or _incomplete(call, stream, completion_tokens),
+        client_lag=stream.lag,
+    )
+
+
+def _prompt_tokens(call: Call, stream: _Stream) -> tuple[int | None, CountSource]:
+    if stream.prompt_tokens is not None:
+        return stream.prompt_tokens, "usage"
+    return (call.prompt_tokens, "sent_ids") if call.form == "token_ids" else (None, "none")
+
+
+def _incomplete(call: Call, stream: _Stream, completion_tokens: int | None) -> str | None:
+    if not stream.done and stream.finish_reason is None:
+        return f"{call.url}: the stream ended without a finish reason and without [DONE]: it was cut"
+    return None if completion_tokens else f"{call.url}: the server answered without a single token"

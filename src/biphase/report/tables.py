@@ -1,0 +1,120 @@
+"""Results as tables and sentences for a terminal."""
+
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from biphase.analysis.latency import Spread
+from biphase.experiments.profile import Itl, LengthRow, ProfileResult, Saturation
+
+PIPED_WIDTH = 110  # columns, when the output is not a terminal
+
+
+def print_profile(result: ProfileResult, console: Console | None = None) -> None:
+    """Warnings, table, and what is to be said about it, on stdout or the console given."""
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    console.print(profile_view(result))
+
+
+def profile_view(result: ProfileResult) -> RenderableType:
+    """The profile of one server: what spoils it first, then the table of the two phases, then what it shows."""
+    parts: list[RenderableType] = [Text(f"{result.model} at {result.url}", style="bold")]
+    parts += [Text(f"warning: {line}", style="yellow") for line in result.warnings]
+    if result.rows:
+        parts += [phase_table(result.rows), *(Text(line) for line in _findings(result))]
+    parts += [Text(f"left out: {out.prompt_tokens} tokens: {out.reason}") for out in result.left_out]
+    parts += [Text(line, style="dim") for line in _conditions(result)]
+    return Group(*parts)
+
+
+def phase_table(rows: Sequence[LengthRow]) -> Table:
+    """One line a prompt length: time and rate of prefill, time and rate of decode, each a median with its spread."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("prompt tokens", "prefill ms", "prefill tok/s", "decode ms/token", "decode tok/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(_tokens(row), *map(_cell, (row.ttft_ms, row.prefill_tok_per_s)), *map(_cell, _decode(row)))
+    return table
+
+
+def _tokens(row: LengthRow) -> str:
+    counted = row.counted_tokens
+    return (
+        str(row.prompt_tokens) if counted in (None, row.prompt_tokens) else f"{row.prompt_tokens} (counted {counted})"
+    )
+
+
+def _decode(row: LengthRow) -> tuple[Spread | None, Spread | None]:
+    return row.decode_ms_per_token, row.decode_tok_per_s
+
+
+def _cell(value: Spread | None) -> str:
+    if value is None:
+        return "-"
+    digits = _digits(value.median)
+    return f"{value.median:.{digits}f} ± {value.half_iqr:.{digits}f}"
+
+
+def _digits(value: float) -> int:
+    """Decimals that leave about four significant digits."""
+    return 0 if value >= 1000 else 1 if value >= 100 else 2
+
+
+def _number(value: float) -> str:
+    return f"{value:.{_digits(value)}f}"
+
+
+def _findings(result: ProfileResult) -> Iterator[str]:
+    if result.prefill_saturation is not None:
+        yield _saturation_line(result.prefill_saturation, result.rows[-1].prompt_tokens)
+    if result.itl_ms is not None:
+        yield _itl_line(result.itl_ms)
+    yield _spread_line(result)
+
+
+def _saturation_line(found: Saturation, longest: int) -> str:
+    best = f"{_number(found.best_tok_per_s)} tok/s"
+    if found.prompt_tokens is None:
+        return (
+            f"prefill saturation: not reached; throughput still rises at {longest} tokens, the longest ({best} there)"
+        )
+    return f"prefill saturates at {found.prompt_tokens} tokens: the smallest length with 90 % of the best rate, {best}"
+
+
+def _itl_line(found: Itl) -> str:
+    return (
+        f"decode ITL: median {_number(found.median)} ms, p99 {_number(found.p99)} ms, "
+        f"worst gap {_number(found.worst_gap)} ms ({found.n} gaps, none averaged)"
+    )
+
+
+def _spread_line(result: ProfileResult) -> str:
+    widest = [
+        f"{name} {100 * spread.relative:.1f} % (prompt of {length})"
+        for name, values in (
+            ("prefill", [(row.ttft_ms, row.prompt_tokens) for row in result.rows]),
+            ("decode", [(row.decode_ms_per_token, row.prompt_tokens) for row in result.rows]),
+        )
+        if (known := [(value, length) for value, length in values if value is not None])
+        for spread, length in [max(known, key=lambda pair: pair[0].relative)]
+    ]
+    return f"spread: ± is half the interquartile range of {result.repeats} requests; at most {', '.join(widest)}"
+
+
+def _conditions(result: ProfileResult) -> Iterator[str]:
+    if result.http_round_trip_ms is not None:
+        yield (
+            "prefill ms is the TTFT a client sees: HTTP, queue, tokenizer, the prefill pass and the first token; "
+            f"an HTTP round trip alone takes {result.http_round_trip_ms.median:.2f} ms "
+            f"(GET {result.http_round_trip_path}, median of {result.http_round_trip_ms.n})"
+        )
+    yield (
+        f"one request at a time, {result.tokens} tokens each; "
+        f"stamps of the client lag by {result.client_lag_ms:.2f} ms at most"
+    )
+    yield from result.notes
