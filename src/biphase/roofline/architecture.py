@@ -246,9 +246,11 @@ class Layer:
         return sum(o.stored_bytes for o in self.operators) + routed + self.vector_width * self.vectors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Architecture:
     """A language model: its layers, embedding and head, with exact counts derived from them.
+
+    Two are equal only when they are one object, so that cost models can be kept by architecture without comparing layers.
 
     ``tied``: the head is the embedding matrix, stored once. ``notes`` are warnings for the reader of a result.
     """
