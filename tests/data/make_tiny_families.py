@@ -1,0 +1,58 @@
+"""Makes tiny_families.json: logits of transformers for tiny models of each family, with weights from a formula.
+
+Run where transformers is installed (5.24.0 was used): python tests/data/make_tiny_families.py > tests/data/tiny_families.json
+"""
+
+import json
+import zlib
+
+import numpy as np
+
+SHAPE = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 128, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32, "rope_theta": 10000.0,
+}  # fmt: skip
+FAMILIES = {
+    "llama": {"model_type": "llama", "tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "llama3": {"model_type": "llama", "tie_word_embeddings": False, "rope_parameters": LLAMA3},
+    "linear": {"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    "mistral": {"model_type": "mistral", "head_dim": 32, "sliding_window": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
+    "qwen2": {"model_type": "qwen2", "use_sliding_window": False, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
+    "qwen3": {"model_type": "qwen3", "head_dim": 32, "use_sliding_window": False, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
+}  # fmt: skip
+TOKENS = [int(i * 37 % 128) for i in range(40)]
+
+
+def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Deterministic weights from the tensor's name: noise for matrices and biases, near 1 for norms."""
+    noise = np.random.Generator(np.random.Philox(zlib.crc32(name.encode()))).standard_normal(shape)
+    return (1 + 0.1 * noise if "norm" in name else 0.1 * noise).astype(np.float32)
+
+
+def main() -> None:
+    import torch
+    import transformers
+
+    cases = []
+    for label, extra in FAMILIES.items():
+        config = transformers.AutoConfig.for_model(**SHAPE, **extra)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        for name, parameter in model.named_parameters():
+            parameter.data = torch.from_numpy(values(name, tuple(parameter.shape)))
+        model.tie_weights()
+        with torch.inference_mode():
+            logits = model(torch.tensor([TOKENS])).logits[0]
+        names = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+        rows = {str(row): [round(float(x), 5) for x in logits[row]] for row in (0, 17, 39)}
+        cases.append({"label": label, "config": {**SHAPE, **extra}, "tensors": names, "logits": rows})
+    made_with = f"transformers {transformers.__version__}, torch {torch.__version__}, float32"
+    print(json.dumps({"made_with": made_with, "tokens": TOKENS, "cases": cases}))
+
+
+if __name__ == "__main__":
+    main()
