@@ -5,7 +5,6 @@ two names), so the types here are wide, and a key that nobody reads is ignored.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgspec
@@ -73,8 +72,11 @@ def decode_payload(data: bytes) -> Payload:
     """Raises ``msgspec.DecodeError`` or ``msgspec.ValidationError`` for what is not such a body."""
     try:
         return _decoder.decode(data)
-    except UnicodeDecodeError:  # the standard replaces what is not UTF-8
-        return _decoder.decode(data.decode("utf-8", "replace").encode())
+    except msgspec.DecodeError:
+        repaired = data.decode("utf-8", "replace").encode()  # the standard replaces what is not UTF-8
+        if repaired == data:
+            raise
+        return _decoder.decode(repaired)
 
 
 def error_text(error: object) -> str:
@@ -173,10 +175,15 @@ def _one_each(arrivals: Sequence[Arrival], total: int) -> list[int] | None:
 
 
 def spread(total: int, sizes: Sequence[int]) -> list[int]:
-    """Whole tokens for each event: one for each with text as far as ``total`` goes, the rest in proportion to size."""
-    base = [int(size > 0) for size in sizes]
-    if total < sum(base):
-        base = [0] * len(sizes)
-    whole = sum(sizes) or 1
-    due = [(total - sum(base)) * reached // whole for reached in accumulate(sizes)]
-    return [one + now - before for one, now, before in zip(base, due, [0, *due[:-1]], strict=True)]
+    """Whole tokens for each event in proportion to the size of its text, and at least one where ``total`` allows it."""
+    texts, whole = sum(1 for size in sizes if size), sum(sizes)
+    least = 1 if total >= texts else 0
+    counts, reached, given = [], 0, 0
+    for size in sizes:
+        reached += size
+        texts -= 1 if size else 0
+        due = (2 * total * reached + whole) // (2 * whole) if size else given  # rounded to nearest
+        count = min(max(due - given, least), total - given - least * texts) if size else 0
+        given += count
+        counts.append(count)
+    return counts

@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_WAITED_S = 20e-6  # a select that returns sooner found its bytes already there
-
 
 class LagSelector(selectors.DefaultSelector):
     """A selector that remembers since when the bytes it reports can have been waiting."""
@@ -26,12 +24,12 @@ class LagSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """As in the base class."""
-        asked = time.perf_counter()
-        ready = super().select(timeout)
-        returned = time.perf_counter()
-        # Bytes that ended a wait have just come; others came some time after the last look.
-        earliest = returned if returned - asked > _WAITED_S else self._returned
-        self._earliest_before, self._earliest, self._returned = self._earliest, earliest, returned
+        ready = super().select(0)
+        earliest = self._returned  # what is there already came at some time since the last look
+        if not ready and (timeout is None or timeout > 0):
+            ready = super().select(timeout)
+            earliest = time.perf_counter()  # what ends a wait has just come
+        self._earliest_before, self._earliest, self._returned = self._earliest, earliest, time.perf_counter()
         return ready
 
     def lag(self, now: float) -> float:
