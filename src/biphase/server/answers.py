@@ -60,7 +60,7 @@ class CompletionAnswer:
         return self._completion(text, last, usage)
 
     def _completion(self, text: str, delta: Delta, usage: ChunkUsage) -> Completion:
-        choice = CompletionChoice(text, delta.finish_reason, delta.stop_reason)
+        choice = CompletionChoice(text=text, finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
         return Completion(id=self.id, created=self.created, model=self.model, choices=(choice,), usage=usage)
 
 
@@ -73,18 +73,22 @@ class ChatAnswer:
     model: str
 
     def opening(self, usage: ChunkUsage) -> Iterator[Struct]:
-        yield self._chunk((ChatChunkChoice(ChatDelta(role="assistant", content="")),), usage)
+        yield self._chunk((ChatChunkChoice(delta=ChatDelta(role="assistant", content="")),), usage)
 
     def chunk(self, delta: Delta, usage: ChunkUsage) -> Struct:
         content: str | UnsetType = delta.text if delta.text or delta.finish_reason is None else UNSET
-        choice = ChatChunkChoice(ChatDelta(content=content), delta.finish_reason, delta.stop_reason)
+        choice = ChatChunkChoice(
+            delta=ChatDelta(content=content), finish_reason=delta.finish_reason, stop_reason=delta.stop_reason
+        )
         return self._chunk((choice,), usage)
 
     def closing(self, usage: Usage) -> Struct:
         return self._chunk((), usage)
 
     def whole(self, text: str, last: Delta, usage: Usage) -> Struct:
-        choice = ChatChoice(AssistantMessage(text), last.finish_reason, last.stop_reason)
+        choice = ChatChoice(
+            message=AssistantMessage(content=text), finish_reason=last.finish_reason, stop_reason=last.stop_reason
+        )
         return ChatCompletion(id=self.id, created=self.created, model=self.model, choices=(choice,), usage=usage)
 
     def _chunk(self, choices: tuple[ChatChunkChoice, ...], usage: ChunkUsage) -> ChatChunk:

@@ -25,7 +25,7 @@ from biphase.server.metrics import Metrics
 ENGINE_COMMAND = (sys.executable, "-m", "biphase.engine.process")
 """Called with two arguments more: the file descriptor of its end of the socket, and its options as JSON."""
 
-EXIT_SECONDS = 3.0
+EXIT_SECONDS = 2.0
 """How long the engine's process may take to end once its socket is closed."""
 
 
@@ -106,10 +106,12 @@ class EngineClient:
             self._end(outputs, *self._ending())
 
     async def close(self) -> None:
-        """Close the socket, on which the process ends by itself; one that does not is killed."""
+        """Close the socket, on which the process ends by itself; one that does not, or is still loading, is killed."""
         self.closing = True
         self._reading.cancel()
         self._writer.close()
+        if not self.ready.done():
+            self._process.terminate()
         try:
             await asyncio.to_thread(self._process.wait, EXIT_SECONDS)
         except subprocess.TimeoutExpired:

@@ -204,53 +204,53 @@ class Usage(Struct):
     total_tokens: int
 
 
-class CompletionChoice(Struct):
+class CompletionChoice(Struct, kw_only=True):
     """Whole in a response, the new part in a chunk. ``stop_reason`` (as in vLLM) is the stop string that matched."""
 
+    index: int = 0
     text: str
+    logprobs: None = None
     finish_reason: str | None
     stop_reason: str | None
-    index: int = 0
-    logprobs: None = None
 
 
 class Completion(Struct, kw_only=True):
     """A response, or a chunk of a stream; ``usage`` is left out of chunks unless the client asked for it."""
 
     id: str
+    object: str = "text_completion"
     created: int
     model: str
     choices: tuple[CompletionChoice, ...]
     usage: Usage | UnsetType | None = UNSET
-    object: str = "text_completion"
 
 
 class AssistantMessage(Struct):
     """The answer of a chat."""
 
-    content: str
     role: str = "assistant"
+    content: str = ""
 
 
-class ChatChoice(Struct):
+class ChatChoice(Struct, kw_only=True):
     """The choice of a whole chat response."""
 
+    index: int = 0
     message: AssistantMessage
+    logprobs: None = None
     finish_reason: str | None
     stop_reason: str | None
-    index: int = 0
-    logprobs: None = None
 
 
 class ChatCompletion(Struct, kw_only=True):
     """A whole chat response."""
 
     id: str
+    object: str = "chat.completion"
     created: int
     model: str
     choices: tuple[ChatChoice, ...]
     usage: Usage
-    object: str = "chat.completion"
 
 
 class ChatDelta(Struct, omit_defaults=True):
@@ -260,22 +260,22 @@ class ChatDelta(Struct, omit_defaults=True):
     content: str | UnsetType = UNSET
 
 
-class ChatChunkChoice(Struct):
+class ChatChunkChoice(Struct, kw_only=True):
     """The choice of a chunk."""
 
+    index: int = 0
     delta: ChatDelta
+    logprobs: None = None
     finish_reason: str | None = None
     stop_reason: str | None = None
-    index: int = 0
-    logprobs: None = None
 
 
 class ChatChunk(Struct, kw_only=True):
     """A chunk of a chat stream."""
 
     id: str
+    object: str = "chat.completion.chunk"
     created: int
     model: str
     choices: tuple[ChatChunkChoice, ...]
     usage: Usage | UnsetType | None = UNSET
-    object: str = "chat.completion.chunk"

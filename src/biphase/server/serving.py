@@ -54,7 +54,10 @@ class Started:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, bound before anything is loaded; ``RunFailed`` when the port is taken."""
+    """A socket bound before anything is loaded; ``RunFailed`` when the port is taken.
+
+    It does not listen yet, so that clients are turned away, not kept waiting, while the model loads.
+    """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
             0
@@ -65,11 +68,19 @@ def bind(host: str, port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind(address)
-        sock.listen(2048)
     except OSError as error:
         sock.close()
         raise RunFailed(_bind_problem(host, port, error)) from error
     return sock
+
+
+def _listen(sock: socket.socket) -> None:
+    """Of two sockets that are bound to one port and do not listen, the second to listen fails here."""
+    try:
+        sock.listen(2048)
+    except OSError as error:
+        host, port = sock.getsockname()[:2]
+        raise RunFailed(_bind_problem(host, port, error)) from error
 
 
 def _bind_problem(host: str, port: int, error: OSError) -> str:
@@ -120,6 +131,7 @@ def _served_model(name: str, text: Text, ready: Ready) -> ServedModel:
 async def _serve_http(
     settings: ServeSettings, service: Service, stop: asyncio.Future[int], announce: Callable[[Started], None]
 ) -> int:
+    _listen(settings.sock)
     server = _Server(_uvicorn_config(service))
     serving = asyncio.create_task(server.serve([settings.sock]))
     await asyncio.wait((server.listening, serving), return_when=asyncio.FIRST_COMPLETED)
