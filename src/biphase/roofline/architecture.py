@@ -250,7 +250,7 @@ class Layer:
 class Architecture:
     """A language model: its layers, embedding and head, with exact counts derived from them.
 
-    Two are equal only when they are one object, so that cost models can be kept by architecture without comparing layers.
+    Two are equal only when they are one object, so that cost models are kept by architecture without comparing layers.
 
     ``tied``: the head is the embedding matrix, stored once. ``notes`` are warnings for the reader of a result.
     """

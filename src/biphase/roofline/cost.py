@@ -1,13 +1,13 @@
 """FLOPs, bytes and seconds of one step, from the (new tokens, context) of each sequence in it.
 
-Ideal: max(FLOPs / peak, bytes / bandwidth) of the whole step, the textbook's roofline and a floor. Measured: the sum over
-operators of launch + max(bytes / (eta·bandwidth), FLOPs / (mu·peak)), attention, communication and host time, with the
-constants of the device. All quantities are those of one GPU, the fullest where a split is uneven.
+Ideal: max(FLOPs / peak, bytes / bandwidth) of the whole step, the textbook's roofline and a floor. Measured: the sum
+over operators of launch + max(bytes / (eta·bandwidth), FLOPs / (mu·peak)), attention, communication and host time,
+with the constants of the device. All quantities are those of one GPU, the fullest where a split is uneven.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from biphase.errors import BadInput
 from biphase.roofline.architecture import Architecture, Attention, Experts, LatentAttention, Layer, Operator, Recurrent
@@ -24,16 +24,19 @@ DISPATCH_COMBINE_BYTES = 3  # of each element sent to an expert: fp8 there, bf16
 class Slice:
     """Tokens of one sequence in a step: ``new`` computed now, after ``context`` in the cache.
 
-    ``samples``: the last token goes through the head; false for a chunk that does not end its prompt.
+    ``logits``: how many of them go through the head: the last; none of a chunk that does not end its prompt; all of a
+    verification of drafts.
     """
 
     new: int
     context: int = 0
-    samples: bool = True
+    logits: int = 1
 
     def __post_init__(self) -> None:
         if self.new < 1 or self.context < 0:
             raise BadInput(f"a slice needs new >= 1 and context >= 0 tokens, found {self.new} and {self.context}")
+        if not 0 <= self.logits <= self.new:
+            raise BadInput(f"a slice of {self.new} tokens has between 0 and {self.new} logits, found {self.logits}")
 
     @property
     def decodes(self) -> bool:
@@ -145,13 +148,9 @@ class CostModel:
         self.execution = execution or Execution()
         check_split(architecture, self.execution.parallel)
         if self.execution.measured and not device.measured:
-            raise BadInput(
-                f"{device.name} has no measured constants; use the ideal roofline, or `biphase calibrate` on it"
-            )
+            raise BadInput(f"{device.name} has no measured constants; run `biphase calibrate` on it for --gpu local")
         self._linears = [
-            (self._linear(operator, times), None)
-            for layer, times in architecture.groups
-            for operator in layer.operators
+            self._linear(operator, times) for layer, times in architecture.groups for operator in layer.operators
         ]
         self._experts = [
             (self._expert(layer.experts, times), layer.experts) for layer, times in architecture.groups if layer.experts
@@ -173,15 +172,30 @@ class CostModel:
         tokens = sum(s.new for s in slices)
         # the fullest of the dp copies: whole sequences, so a batch below dp leaves copies idle
         share = -(-len(slices) // parallel.dp) / len(slices)
-        self._matrices(tally, tokens, tokens * share, sum(s.samples for s in slices) * share)
+        self._matrices(tally, tokens, tokens * share, sum(s.logits for s in slices) * share)
         for mixer, times in self.architecture.attentions:
             self._attention(tally, mixer, times, slices, share)
         self._states(tally, tokens * share, len(slices) * share)
         self._rest(tally, tokens, tokens * share)
         return self._finish(tally, tokens)
 
+    def matrices(self, rows: int) -> StepCost:
+        """Layers' matrices alone, for ``rows`` tokens: no attention, head, collectives or host."""
+        tally = _Tally(self.device.bandwidth)
+        self._matrices(tally, rows, rows / self.execution.parallel.dp, 0)
+        return self._finish(tally, rows)
+
+    @cached_property
+    def weight_bytes(self) -> float:
+        """Bytes of weights that one GPU holds."""
+        parallel, whole = self.execution.parallel, self.architecture
+        held = sum(linear.times * linear.read_bytes for linear in self._linears)
+        held += sum(linear.times * linear.read_bytes for linears, _ in self._experts for linear in linears)
+        ends = (whole.embedding,) if whole.tied else (whole.embedding, whole.head)
+        return held + self._vectors + sum(m.stored_bytes * m.share(parallel.tp) for m in ends)
+
     def _matrices(self, tally: _Tally, tokens: int, rows: float, sampled: float) -> None:
-        for linear, _ in self._linears:
+        for linear in self._linears:
             tally.operator(linear, rows, linear.read_bytes)
         gpus = self.execution.parallel.gpus
         for linears, experts in self._experts:

@@ -47,11 +47,9 @@ def check_split(architecture: Architecture, parallel: Parallelism) -> None:
     """BadInput when the model cannot be split so: heads that do not divide, more expert groups than experts."""
     for mixer, _ in architecture.attentions:
         if mixer.heads % parallel.tp:
-            raise BadInput(
-                f"--tp {parallel.tp} does not divide the {mixer.heads} attention heads of {architecture.name}"
-            )
+            raise BadInput(f"tp {parallel.tp} does not divide the {mixer.heads} attention heads of {architecture.name}")
         if isinstance(mixer, Attention) and parallel.tp <= mixer.kv_heads and mixer.kv_heads % parallel.tp:
-            raise BadInput(f"--tp {parallel.tp} does not divide the {mixer.kv_heads} KV heads of {architecture.name}")
+            raise BadInput(f"tp {parallel.tp} does not divide the {mixer.kv_heads} KV heads of {architecture.name}")
     counts = [layer.experts.count for layer in architecture.layers if layer.experts]
     if parallel.ep > 1 and not counts:
         raise BadInput(f"{architecture.name} has no experts to share; leave --ep at 1")

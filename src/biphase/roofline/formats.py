@@ -56,7 +56,7 @@ NVFP4 = Format("nvfp4", 4, "fp4", group=16, group_bits=8, tensor_bytes=8)
 
 
 def grouped_integer(name: str, bits: int, group: int, *, zero_points: bool, order: bool = False) -> Format:
-    """AWQ and GPTQ: an fp16 scale and, where asymmetric, a zero point of ``bits`` a group; GPTQ keeps a 4-byte g_idx."""
+    """AWQ and GPTQ: an fp16 scale a group, a zero point of ``bits`` where asymmetric, a 4-byte g_idx in GPTQ."""
     scale = 16 + (bits if zero_points else 0)
     return Format(name, bits, "bf16", group=max(group, 0), group_bits=scale, column_bits=32 if order else 0)
 

@@ -5,9 +5,11 @@ machine at hand, which the name ``local`` stands for.
 """
 
 import difflib
+import math
 import os
 import re
 import tomllib
+from bisect import bisect_left
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -57,10 +59,10 @@ class AttentionConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     def compute_at(self, pairs: float) -> float:
         """Fraction of peak for causal ``pairs``, read at the prompt length that has as many."""
-        tokens = (2.0 * pairs) ** 0.5
+        tokens = math.sqrt(2.0 * pairs)
         if tokens <= self.prefill_tokens[0]:
             return self.prefill_compute[0] * max(tokens, 1.0) / self.prefill_tokens[0]
-        return _interpolate(tokens, self.prefill_tokens, self.prefill_compute)
+        return min(interpolate(tokens, self.prefill_tokens, self.prefill_compute), max(self.prefill_compute))
 
 
 class AllReduce(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,8 +146,8 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
         """Measured constants for the dtype that ``dtype`` runs as; those of ``engine``, else the first; None: none."""
         runs = self.runs_as(dtype)
         found = [c for c in self.measured if c.dtype == runs] or [c for c in self.measured if c.dtype == "bf16"]
-        of_engine = [c for c in found if c.engine == engine]
-        return (of_engine or found or [None])[0]
+        chosen = [c for c in found if c.engine == engine] or found
+        return chosen[0] if chosen else None
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -239,7 +241,8 @@ def _tokens(text: str) -> set[str]:
 
 def _unknown(name: str, matching: list[Device]) -> str:
     if matching:
-        return f"the GPU name {name!r} fits {', '.join(d.name for d in matching)}; name one of them"
+        shown = ", ".join(device.name for device in matching[:8]) + (", ..." if len(matching) > 8 else "")
+        return f"the GPU name {name!r} fits {len(matching)} devices ({shown}); name one of them"
     spellings = {_squeezed(s): d.name for d in devices() for s in (d.name, *d.aliases)}
     near = difflib.get_close_matches(_squeezed(name), spellings, n=4, cutoff=0.5)
     names = list(dict.fromkeys(spellings[n] for n in near))
@@ -249,18 +252,10 @@ def _unknown(name: str, matching: list[Device]) -> str:
     return f"no device {shown!r}; {lead} {known}{'?' if names else ''} (or local after `biphase calibrate`)"
 
 
-def _interpolate(x: float, xs: tuple[int, ...], ys: tuple[float, ...]) -> float:
-    """Linear between points, flat beyond the last."""
-    for (x0, y0), (x1, y1) in zip(zip(xs, ys, strict=True), zip(xs[1:], ys[1:], strict=True), strict=False):
-        if x <= x1:
-            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    return ys[-1]
-
-
 def interpolate(x: float, xs: tuple[int, ...], ys: tuple[float, ...]) -> float:
     """Linear between points, flat before the first, along the last two beyond the last."""
-    if x <= xs[0]:
+    if x <= xs[0] or len(xs) == 1:
         return ys[0]
-    if x > xs[-1]:
-        return ys[-1] + (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]) * (x - xs[-1])
-    return _interpolate(x, xs, ys)
+    last = min(bisect_left(xs, x), len(xs) - 1)
+    slope = (ys[last] - ys[last - 1]) / (xs[last] - xs[last - 1])
+    return ys[last - 1] + slope * (x - xs[last - 1])
