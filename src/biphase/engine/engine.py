@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -12,7 +13,7 @@ from biphase.engine.loading import load
 from biphase.engine.messages import Output, Ready, Step, Submit
 from biphase.engine.model import Model
 from biphase.engine.options import EngineOptions
-from biphase.engine.runner import Runner
+from biphase.engine.runner import PhaseSeconds, Runner
 from biphase.errors import BadInput
 from biphase.scheduling.request import Request, SamplingParams
 from biphase.scheduling.scheduler import Outcome, Scheduler, SchedulerConfig
@@ -93,13 +94,14 @@ def build(options: EngineOptions, progress: Callable[[str], None] = lambda _: No
 
 
 def warm_up(engine: Engine) -> None:
-    """Run a prompt in two chunks and a decode, so that no request waits for a kernel to compile or a page to map."""
+    """Run a short prompt and a decode, so that no request waits for a kernel to compile."""
     length = min(8, engine.scheduler.config.max_request_tokens - 2)
     if length < 2:
         return
     engine.scheduler.add(Request("warm-up", tuple(range(length)), 2, sampling=SamplingParams(temperature=0)))
     while engine.has_work:
         engine.step()
+    engine.runner.seconds = PhaseSeconds()
 
 
 def set_threads(threads: int | None) -> None:
@@ -135,5 +137,13 @@ def _limits(options: EngineOptions, model: ModelConfig, element_bytes: int) -> S
 def _kv_bytes(options: EngineOptions) -> float:
     if options.kv_cache_gb is not None:
         return options.kv_cache_gb * 1e9
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 * DEFAULT_KV_BYTES
-    return min(DEFAULT_KV_BYTES, free / 4)
+    return min(DEFAULT_KV_BYTES, _available_bytes() / 4)
+
+
+def _available_bytes() -> float:
+    """Memory that can be had without swapping: Linux counts the page cache that it would give up, elsewhere assume enough."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 4 * DEFAULT_KV_BYTES
+    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

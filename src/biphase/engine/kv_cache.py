@@ -6,6 +6,7 @@ decode reads runs of block_size * head_dim elements. Block ids come from the sch
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,10 @@ class KVCache:
 
 
 def allocate(config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype) -> KVCache:
-    """Zeros, which the operating system hands out lazily: memory is used as blocks are first written."""
-    shape = (config.num_layers, num_blocks, config.num_kv_heads, block_size, config.head_dim)
-    return KVCache(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
+    """Zeros that the operating system hands out lazily: memory is used as blocks are first written.
+
+    numpy asks it for zeroed pages; torch.zeros would write every one of them now, a second for each gigabyte.
+    """
+    shape = (config.num_layers, num_blocks, config.num_kv_heads, block_size, config.head_dim * dtype.itemsize)
+    k, v = (torch.from_numpy(np.zeros(shape, dtype=np.uint8)).view(dtype) for _ in range(2))
+    return KVCache(k, v)

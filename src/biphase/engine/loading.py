@@ -8,7 +8,7 @@ import torch
 from biphase.engine.config import ModelConfig
 from biphase.engine.gguf_file import GgufFile
 from biphase.engine.options import DType
-from biphase.engine.safetensors_files import RandomWeights, SafetensorsFolder
+from biphase.engine.safetensors_files import RandomSource, SafetensorsFolder, random_source
 from biphase.engine.sources import resolve
 from biphase.engine.weights import ModelWeights, assemble
 from biphase.errors import BadInput
@@ -24,14 +24,14 @@ def load(
     return source.config, assemble(source.config, source, choose_dtype(dtype), on_layer)
 
 
-def open_source(path: Path, random_weights: bool) -> GgufFile | SafetensorsFolder | RandomWeights:
+def open_source(path: Path, random_weights: bool) -> GgufFile | SafetensorsFolder | RandomSource:
     """What holds the tensors behind a resolved path."""
     if path.suffix == ".gguf":
         if random_weights:
             raise BadInput(f"--random-weights wants a config.json or its folder, and {path} is a GGUF file")
         return GgufFile(path)
     if random_weights:
-        return RandomWeights(path)
+        return random_source(path)
     if path.is_dir():
         return SafetensorsFolder(path)
     if path.name.endswith(".json"):

@@ -61,15 +61,15 @@ class SafetensorsFolder:
         return tensor.to(dtype)
 
 
-class RandomWeights:
-    """A ``TensorSource`` of normal noise (std 0.02, the usual initialisation) in a config's shapes: speed, not sense."""
+class RandomSource:
+    """A ``TensorSource`` of normal noise in a config's shapes: speed, not sense. 0.02 is the usual initialisation."""
 
-    def __init__(self, path: Path) -> None:
-        file = path / "config.json" if path.is_dir() else path
-        self.where = str(file)
-        self.config: ModelConfig = from_hf(read_config(file), str(file))
-        self._shapes = _shapes(self.config)
-        self._generator = torch.Generator().manual_seed(0)
+    def __init__(self, config: ModelConfig, where: str, seed: int = 0, std: float = 0.02) -> None:
+        self.config = config
+        self.where = where
+        self._std = std
+        self._shapes = _shapes(config)
+        self._generator = torch.Generator().manual_seed(seed)
 
     def names(self) -> set[str]:
         return set(self._shapes)
@@ -78,7 +78,13 @@ class RandomWeights:
         shape = self._shapes[name]
         if len(shape) == 1:
             return (torch.zeros if name.endswith(".bias") else torch.ones)(shape, dtype=dtype)
-        return torch.empty(shape, dtype=dtype).normal_(0, 0.02, generator=self._generator)
+        return torch.empty(shape, dtype=dtype).normal_(0, self._std, generator=self._generator)
+
+
+def random_source(path: Path) -> RandomSource:
+    """Random weights in the shape of a config.json, given as the file or its folder."""
+    file = path / "config.json" if path.is_dir() else path
+    return RandomSource(from_hf(read_config(file), str(file)), str(file))
 
 
 def _open(file: Path) -> Any:

@@ -1,0 +1,117 @@
+"""The engine's logic on a tiny random model: whatever the schedule, the tokens are the same."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from biphase.engine.kernels.select import compiled_kernels, reference_kernels
+from biphase.engine.model import Model, PrefillChunk, Rows
+from tests.engine.tiny import CONFIG, run, submit, tiny_engine, tiny_model
+
+PROMPTS = {f"r{n}": tuple((n * 31 + i * 7) % 97 for i in range(3 + 11 * n)) for n in range(6)}
+
+
+def alone(name: str, max_tokens: int = 20) -> list[int]:
+    engine = tiny_engine()
+    submit(engine, name, PROMPTS[name], max_tokens)
+    return run(engine)[name]
+
+
+def whole_logits(model: Model, tokens: list[int]) -> torch.Tensor:
+    """Logits after every prefix, each by one prefill of the whole prefix: no chunks, no decode, no cache of before."""
+    rows = []
+    for n in range(1, len(tokens) + 1):
+        positions = torch.arange(n)
+        chunk = PrefillChunk(0, n, 0, torch.arange(-(-n // 16)), samples=True)
+        rows.append(model.prefill(Rows(torch.tensor(tokens[:n]), positions, positions), [chunk]))
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("kernels", [reference_kernels, compiled_kernels])
+def test_greedy_decode_equals_prefill_of_every_prefix(kernels) -> None:
+    engine = tiny_engine(kernels=kernels())
+    submit(engine, "r", PROMPTS["r3"], 30)
+    output = run(engine)["r"]
+    logits = whole_logits(tiny_model(), [*PROMPTS["r3"], *output])
+    assert output == logits.argmax(-1).tolist()[len(PROMPTS["r3"]) - 1 : -1]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(8, 300), st.integers(1, 8), st.integers(9, 40))
+def test_tokens_do_not_depend_on_chunks_batch_or_preemption(budget: int, max_seqs: int, num_blocks: int) -> None:
+    engine = tiny_engine(num_blocks, budget, max_seqs)
+    for name, prompt in PROMPTS.items():
+        submit(engine, name, prompt, 20)
+    assert run(engine) == {name: alone(name) for name in PROMPTS}
+
+
+def test_preemption_happened_and_changed_nothing() -> None:
+    engine = tiny_engine(num_blocks=9)
+    for name, prompt in PROMPTS.items():
+        submit(engine, name, prompt, 40)
+    assert run(engine) == {name: alone(name, 40) for name in PROMPTS}
+    assert engine.scheduler.num_preemptions > 0
+
+
+def test_sampled_tokens_depend_on_seed_and_position_alone() -> None:
+    def sampled(budget: int, max_seqs: int, num_blocks: int) -> dict[str, list[int]]:
+        engine = tiny_engine(num_blocks, budget, max_seqs)
+        for n, (name, prompt) in enumerate(PROMPTS.items()):
+            submit(engine, name, prompt, 20, temperature=0.8, top_p=0.9, top_k=20, seed=n)
+        return run(engine)
+
+    first = sampled(256, 8, 40)
+    assert first == sampled(8, 2, 9)
+    assert len({tuple(tokens) for tokens in first.values()}) == len(PROMPTS)
+
+
+def test_a_step_reports_its_tokens_by_phase() -> None:
+    engine = tiny_engine(budget=16)
+    submit(engine, "a", tuple(range(10)), 5)
+    first = engine.step()
+    assert (first.prefill_tokens, first.decode_tokens, first.running) == (10, 0, 1)
+    submit(engine, "b", tuple(range(40)), 5)
+    second = engine.step()
+    assert (second.prefill_tokens, second.decode_tokens, second.running) == (15, 1, 2)
+    assert 0 < second.kv_usage < 1
+    assert engine.runner.seconds.prefill > 0
+    assert engine.runner.seconds.decode > 0
+
+
+def test_a_stop_id_ends_with_reason_stop_and_counts() -> None:
+    tokens = alone("r2")
+    engine = tiny_engine()
+    submit(engine, "r", PROMPTS["r2"], 20, stop_ids=frozenset(tokens[4:5]))
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step().outputs
+    assert [token for output in outputs for token in output.tokens] == tokens[: tokens.index(tokens[4]) + 1]
+    assert outputs[-1].finish_reason == "stop"
+
+
+def test_not_finite_logits_fail_their_request_alone() -> None:
+    engine = tiny_engine()
+    poisoned = next(token for token in range(97) if token not in PROMPTS["r1"] + tuple(alone("r1", 5)))
+    engine.runner.model._weights.embedding[poisoned] = float("nan")
+    submit(engine, "bad", (1, 2, poisoned), 5)
+    submit(engine, "good", PROMPTS["r1"], 5)
+    assert run(engine) == {"bad": [], "good": alone("r1", 5)}
+
+
+def test_a_poisoned_prompt_is_reported_as_such() -> None:
+    engine = tiny_engine()
+    engine.runner.model._weights.embedding[5] = float("nan")
+    submit(engine, "bad", (1, 5, 2), 5)
+    (output,) = engine.step().outputs
+    assert output.finish_reason == "error"
+    assert output.error == "the model's logits are not finite (NaN or infinite)"
+    assert not engine.has_work
+
+
+def test_logits_have_the_vocabulary_of_the_config() -> None:
+    positions = torch.arange(4)
+    chunk = PrefillChunk(0, 4, 0, torch.arange(1), samples=True)
+    logits = tiny_model().prefill(Rows(torch.arange(4), positions, positions), [chunk])
+    assert logits.shape == (1, CONFIG.vocab_size)
+    assert logits.dtype == torch.float32
