@@ -1,6 +1,6 @@
 """What went wrong between this client and a server, in one line for the user."""
 
-import asyncio
+import os
 
 import aiohttp
 import msgspec
@@ -20,7 +20,7 @@ def explain_transport(error: BaseException, url: str) -> str:
             return f"{where}: no connection ({_reason(error)}); is the server running, and is the port right?"
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() | aiohttp.ClientPayloadError():
             return f"{where}: the server closed the connection before its answer was complete"
-        case asyncio.TimeoutError():
+        case TimeoutError():
             return f"{where}: no answer within the time limit; a longer one: --timeout SECONDS"
         case aiohttp.ClientResponseError():
             return f"{where}: the answer is not HTTP ({error.message.splitlines()[0]}); check the port and https://"
@@ -30,8 +30,10 @@ def explain_transport(error: BaseException, url: str) -> str:
 
 def _reason(error: Exception) -> str:
     inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
-    text = getattr(inner, "strerror", None) or str(inner)
-    return str(text).splitlines()[0]
+    number = getattr(inner, "errno", None)
+    # asyncio's own text for a refused connection says neither "refused" nor anything that the address does not
+    text = os.strerror(number) if isinstance(number, int) and number > 0 else str(inner)
+    return text.splitlines()[0] if text else type(inner).__name__
 
 
 def server_message(body: bytes) -> str:
