@@ -5,7 +5,7 @@ import sys
 import typer
 
 from biphase import __version__
-from biphase.cli import profile, serve
+from biphase.cli import calibrate, profile, roofline, serve
 from biphase.errors import BiphaseError
 
 app = typer.Typer(
@@ -17,6 +17,8 @@ app = typer.Typer(
 )
 app.command("profile")(profile.profile)
 app.command("serve")(serve.serve)
+app.command("roofline")(roofline.roofline)
+app.command("calibrate")(calibrate.calibrate)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,6 +1,7 @@
 """What ``biphase roofline`` shows on a terminal: one screen for one model on one device, a table for several."""
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -8,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from biphase.report.tables import PIPED_WIDTH
+from biphase.roofline.fitting import Calibration
 from biphase.roofline.sheet import PhaseRow, Sheet
 
 WIDE = 140  # columns of a comparison, when the output is not a terminal
@@ -153,9 +155,9 @@ def _range(least: int, most: int) -> str:
 def _phase_table(rows: Sequence[PhaseRow]) -> Table:
     """A column for each phase and pricing, a line for each quantity."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("one step, one GPU")
+    table.add_column("one step, one GPU", no_wrap=True)
     for row in rows:
-        priced = {"ideal": "datasheet", "measured": "measured constants"}[row.efficiency]
+        priced = {"ideal": "datasheet", "measured": "measured"}[row.efficiency]
         table.add_column(f"{row.phase}, {priced}", justify="right")
     for name, cell in _QUANTITIES.items():
         table.add_row(name, *(cell(row) for row in rows))
@@ -167,7 +169,7 @@ _QUANTITIES: dict[str, Callable[[PhaseRow], str]] = {
     "intensity, FLOP/B": lambda row: number(row.intensity_flop_per_byte),
     "compute at peak, ms": lambda row: number(row.compute_ms),
     "memory at peak, ms": lambda row: number(row.memory_ms),
-    "links and overhead, ms": lambda row: number(row.communication_ms + row.overhead_ms),
+    "links, overhead, ms": lambda row: number(row.communication_ms + row.overhead_ms),
     "step, ms": lambda row: number(row.step_ms),
     "tokens/s": lambda row: f"{row.tokens_per_s:,.0f}",
     "MFU, MBU": lambda row: f"{row.mfu:.1%}, {row.mbu:.1%}",
@@ -235,6 +237,41 @@ def _sources(sheet: Sheet) -> str:
     prices = "; ".join(f"{p.usd_per_hour:g} $/h ({p.provider}, {p.date})" for p in device.prices)
     confidence = f", confidence {device.confidence}" if device.confidence else ""
     return f"device data: {device.source}{confidence}" + (f"; prices seen: {prices}" if prices else "")
+
+
+def print_calibration(found: Calibration, path: Path, before: float | None, console: Console | None = None) -> None:
+    """What was measured on this machine; ``before``: bandwidth (bytes/s) of the file that was replaced."""
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("dtype", "library"):
+        table.add_column(heading)
+    for heading in ("peak GFLOP/s", "launch us", "eta (memory)", "mu (compute)", "median error of the law"):
+        table.add_column(heading, justify="right")
+    for one in found.calibrated:
+        law = one.law
+        cells = (number(one.peak_flops / 1e9), number(law.launch_s * 1e6), f"{law.memory:.2f}", f"{law.compute:.2f}")
+        table.add_row(law.dtype, one.engine, *cells, f"{law.error:.0%}")
+    console.print(Text(f"{found.hardware}; {found.software}", style="bold"))
+    console.print(Text(f"read bandwidth  {found.bandwidth / 1e9:.1f} GB/s{_change(found.bandwidth, before)}"))
+    console.print(table)
+    for line in _calibration_notes(found):
+        console.print(Text(f"note: {line}", style="yellow"))
+    console.print(Text(f"took {found.seconds:.0f} s; written to {path}"), soft_wrap=True)
+
+
+def _change(now: float, before: float | None) -> str:
+    return "" if before is None else f" ({now / before - 1:+.0%} against the file it replaces)"
+
+
+def _calibration_notes(found: Calibration) -> Iterator[str]:
+    if found.foreign_cores is not None and found.foreign_cores > 0.1 * found.cores:
+        yield (
+            f"other processes kept {found.foreign_cores:.1f} of {found.cores} cores busy meanwhile: rates are too low, "
+            "and another run may differ by more than 10 %; calibrate again on a quiet machine"
+        )
+    yield from found.skipped
 
 
 def number(value: float) -> str:

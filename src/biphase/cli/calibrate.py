@@ -1,0 +1,69 @@
+"""``biphase calibrate``: measure this machine, for ``biphase roofline --gpu local``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from biphase.roofline.fitting import Calibration
+
+
+def calibrate(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes CUDA where torch sees it.")] = "auto",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", show_default="~/.config/biphase/local.toml", help="Where the device file goes (.toml)."
+        ),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", show_default=False, help="Write all timings there.")
+    ] = None,
+) -> None:
+    """Measure read bandwidth and matrix products here in under a minute, and fit what --gpu local needs."""
+    import datetime
+
+    from biphase.errors import BadInput
+    from biphase.report.progress import display
+    from biphase.report.roofline_tables import print_calibration
+    from biphase.roofline.calibration import calibrate as measure
+    from biphase.roofline.device_file import device_toml, write_device_file
+    from biphase.roofline.hardware import local_file
+
+    path = output or local_file()
+    if path.suffix != ".toml":
+        raise BadInput(f"--output {path} must end in .toml; `biphase roofline --gpu {path.stem}.toml` then reads it")
+    before = _previous(path)
+    with display() as shown:
+        found = measure(device, shown.step)
+    write_device_file(device_toml(found, datetime.date.today()), path)
+    if json_file is not None:
+        _write_json(found, json_file)
+    print_calibration(found, path, before)
+
+
+def _previous(path: Path) -> float | None:
+    """Bandwidth (bytes/s) of the device file that is about to be replaced, if there is a good one."""
+    from biphase.errors import BadInput
+    from biphase.roofline.hardware import read_device_file
+
+    try:
+        return read_device_file(path).bandwidth
+    except BadInput:
+        return None
+
+
+def _write_json(found: "Calibration", path: Path) -> None:
+    from dataclasses import asdict
+
+    import msgspec
+
+    from biphase.errors import RunFailed
+
+    renamed = {"memory_bytes": "memory_bytes", "bandwidth": "bandwidth_bytes_per_s", "seconds": "took_s"}
+    content = {renamed.get(key, key): value for key, value in asdict(found).items()}
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+    except OSError as error:
+        raise RunFailed(f"cannot write {path}: {error.strerror or error}") from error
