@@ -25,6 +25,9 @@ from biphase.server.metrics import Metrics
 ENGINE_COMMAND = (sys.executable, "-m", "biphase.engine.process")
 """Called with two arguments more: the file descriptor of its end of the socket, and its options as JSON."""
 
+STDERR = 2
+"""The file descriptor; stdout is kept for the one line of a managed server."""
+
 EXIT_SECONDS = 2.0
 """How long the engine's process may take to end once its socket is closed."""
 
@@ -51,13 +54,20 @@ class RequestOutputs:
 class EngineClient:
     """Talks to one engine's process. ``ready`` and ``died`` are futures; await ``ready`` before the first submit."""
 
-    def __init__(self, process: subprocess.Popen[bytes], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        metrics: Metrics,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.died: asyncio.Future[BiphaseError] = loop.create_future()
         self.closing = False
-        self._process, self._metrics = process, metrics
+        self._process, self._writer, self._metrics = process, writer, metrics
         self._open: dict[str, RequestOutputs] = {}
+        self._reading = asyncio.create_task(self._read(reader))
 
     @classmethod
     async def start(
@@ -66,17 +76,8 @@ class EngineClient:
         """Start the process and the reading of its frames; it tells on ``ready`` how loading went."""
         ours, theirs = socket.socketpair()
         with theirs:
-            arguments = [*command, str(theirs.fileno()), msgspec.json.encode(options).decode()]
-            process = subprocess.Popen(  # noqa: ASYNC220 - a fork of milliseconds before anything is served
-                arguments, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno()
-            )
-        client = cls(process, metrics)
-        reader, client._writer = await asyncio.open_unix_connection(sock=ours)
-        client._reading = asyncio.create_task(client._read(reader))
-        return client
-
-    _writer: asyncio.StreamWriter
-    _reading: asyncio.Task[None]
+            process = _spawn([*command, str(theirs.fileno()), msgspec.json.encode(options).decode()], theirs.fileno())
+        return cls(process, *await asyncio.open_unix_connection(sock=ours), metrics)
 
     @property
     def alive(self) -> bool:
@@ -184,6 +185,11 @@ class EngineClient:
     def _end(self, outputs: RequestOutputs, reason: FinishReason, message: str) -> None:
         del self._open[outputs.submit.id]
         outputs.queue.put_nowait(Output(outputs.submit.id, (), reason.value, message))
+
+
+def _spawn(command: list[str], fd: int) -> subprocess.Popen[bytes]:
+    """In a process group of its own, so that Ctrl-C is the server's alone; what it prints goes to stderr."""
+    return subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, stdout=STDERR, process_group=0)
 
 
 async def _frames(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
