@@ -53,7 +53,7 @@ def roofline(
     """Compute FLOPs, bytes and seconds of both phases: does it fit, what limits it, the floor, and how to beat it."""
     from biphase.report.roofline_tables import print_sheets
     from biphase.roofline.catalogue import load
-    from biphase.roofline.execution import Execution, Parallelism
+    from biphase.roofline.execution import Execution, Parallelism, check_cache
     from biphase.roofline.formats import kv_element_bytes, weight_format
     from biphase.roofline.sheet import Shape, make_sheet
 
@@ -61,6 +61,8 @@ def roofline(
     form = weight_format(dtype) if dtype else None
     architectures = [load(name, form) for name in models]
     _refuse_many(len(devices) * len(architectures))
+    for architecture in architectures:
+        check_cache(architecture, kv_dtype)
     execution = Execution(Parallelism(tp, dp, ep), kv_element_bytes(kv_dtype), engine=_engine(engine))
     shape = Shape(prompt, batch, context or prompt)
     _refuse_large(shape.prompt_tokens, shape.context_tokens, batch)

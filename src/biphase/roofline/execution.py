@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from biphase.errors import BadInput
-from biphase.roofline.architecture import Architecture, Attention
+from biphase.roofline.architecture import Architecture, Attention, LatentAttention
+from biphase.roofline.formats import FP8_DS_MLA
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,17 @@ class Execution:
     kv_bytes: float = 2.0
     measured: bool = False
     engine: str = ""
+
+
+def check_cache(architecture: Architecture, kv_dtype: str) -> None:
+    """BadInput when a cache layout made for one kind of attention is asked for on another."""
+    if kv_dtype != FP8_DS_MLA:
+        return
+    for mixer, _ in architecture.attentions:
+        if not (isinstance(mixer, LatentAttention) and (mixer.latent_dim, mixer.rope_dim) == (512, 64)):
+            raise BadInput(
+                f"the KV dtype {kv_dtype} is DeepSeek's latent of 512 + 64; {architecture.name} has none; use fp8"
+            )
 
 
 def check_split(architecture: Architecture, parallel: Parallelism) -> None:

@@ -67,7 +67,10 @@ INT4 = grouped_integer("int4", 4, 128, zero_points=True)
 WEIGHT_FORMATS: dict[str, Format] = {
     f.name: f for f in (FP32, BF16, FP16, FP8, FP8_ROW, FP8_BLOCK, INT8, INT4, MXFP4, NVFP4)
 }
-KV_BYTES: dict[str, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
+FP8_DS_MLA = "fp8_ds_mla"
+KV_BYTES: dict[str, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625,
+                              # vLLM for MLA: 512 fp8 + 16 bytes of scales + 64 bf16 = 656 bytes for 576 elements
+                              FP8_DS_MLA: 656 / 576}  # fmt: skip
 
 
 def _ggml(name: str, weights: int, block_bytes: int) -> Format:
