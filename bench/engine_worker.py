@@ -1,0 +1,41 @@
+"""biphase's side of bench/engine.py: the engine without HTTP, answering one JSON line at a time."""
+
+import json
+import statistics
+import sys
+from typing import Any
+
+from biphase import __version__
+from biphase.engine.engine import Engine, build
+from biphase.engine.messages import Submit
+from biphase.engine.options import EngineOptions
+
+
+def prompt(length: int) -> tuple[int, ...]:
+    return tuple(1000 + i * 7919 % 30000 for i in range(length))
+
+
+def answer(engine: Engine, question: dict[str, Any]) -> float:
+    """Seconds of the whole prefill, or the median seconds of a decode step."""
+    decode = question["phase"] == "decode"
+    length, outputs = (question["context"], question["tokens"] + 1) if decode else (question["tokens"], 1)
+    engine.submit(Submit("bench", prompt(length), outputs, frozenset(), 0.0, 1.0, 0, 0))
+    prefill, steps = 0.0, []
+    while engine.has_work:
+        step = engine.step()
+        if step.prefill_tokens:
+            prefill += step.seconds
+        else:
+            steps.append(step.seconds)
+    return statistics.median(steps) if decode else prefill
+
+
+def main() -> None:
+    engine, ready = build(EngineOptions(model=sys.argv[1], dtype="bfloat16", max_num_batched_tokens=8192))
+    print(json.dumps({"about": f"biphase {__version__} {ready.dtype}"}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps({"seconds": answer(engine, json.loads(line))}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
