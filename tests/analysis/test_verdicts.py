@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from biphase.analysis.verdicts import warnings
 from biphase.client.record import Chunk, Record
@@ -54,3 +55,13 @@ def test_prompts_of_another_length() -> None:
     assert "cut" not in line
     (line,) = warnings([record(prompt_tokens=32)])
     assert "it seems to cut long prompts" in line
+
+
+def test_times_that_scatter() -> None:
+    def at(first: float) -> Record:
+        return replace(record(), chunks=(Chunk(first, 1, "text"), *record().chunks[1:]))
+
+    assert warnings([at(t) for t in (0.10, 0.11, 0.12, 0.10, 0.11)]) == []
+    (line,) = warnings([at(t) for t in (0.10, 0.30, 0.11, 0.25, 0.12)])  # quartiles 0.11 and 0.25, median 0.12
+    assert "varies by 58 %" in line
+    assert "prompt of 64" in line

@@ -1,15 +1,26 @@
 """Signs in the records that a measurement is not what it looks like, each as one line for the user."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+from biphase.analysis.latency import spread, ttft
 from biphase.client.record import Record
 
 Check = Callable[[Sequence[Record]], str | None]
 
+UNSTEADY = 0.25
+"""Half the interquartile range of the TTFT at one length, as part of its median, from which a profile is no profile."""
+
 
 def warnings(records: Sequence[Record], own_tokens: int = 0) -> list[str]:
     """One line for each thing that spoils the numbers; ``own_tokens``: prompt tokens the server adds, always cached."""
-    checks: Iterable[Check] = (ended_early, chunks_not_tokens, lambda r: cache_answered(r, own_tokens), length_differs)
+    checks: Iterable[Check] = (
+        ended_early,
+        chunks_not_tokens,
+        lambda found: cache_answered(found, own_tokens),
+        length_differs,
+        unsteady,
+    )
     return [line for check in checks if (line := check(records)) is not None]
 
 
@@ -71,4 +82,20 @@ def length_differs(records: Sequence[Record]) -> str | None:
         f"{len(off)} of {len(records)} prompts were not of the length asked for "
         f"({worst.prompt_tokens} tokens counted for {worst.asked_prompt_tokens}): rates use the server's count"
         + ("; it seems to cut long prompts" if truncated else "")
+    )
+
+
+def unsteady(records: Sequence[Record]) -> str | None:
+    """Requests of the same length take very different times: something else runs on the machine or on the server."""
+    by_length: dict[int | None, list[float | None]] = defaultdict(list)
+    for record in records:
+        by_length[record.asked_prompt_tokens].append(ttft(record))
+    spreads = ((spread(times), length) for length, times in by_length.items())
+    known = [(found.relative, length) for found, length in spreads if found is not None and found.n > 2]
+    widest, length = max(known, key=lambda pair: pair[0], default=(0.0, None))
+    if widest < UNSTEADY:
+        return None
+    return (
+        f"prefill of the same length varies by {100 * widest:.0f} % (half the interquartile range, prompt of "
+        f"{length}): the machine or the server was busy with something else; measure again when it is quiet"
     )

@@ -123,7 +123,8 @@ class Reply:
 async def ask(session: aiohttp.ClientSession, url: str, body: object = None) -> Reply:
     """GET, or POST of a JSON body; whatever status comes is returned, a broken connection raises ``RunFailed``."""
     method, data = ("GET", None) if body is None else ("POST", msgspec.json.encode(body))
-    limit = aiohttp.ClientTimeout(total=METADATA_LIMIT_S, sock_connect=CONNECT_LIMIT_S)
+    patience = min(METADATA_LIMIT_S, session.timeout.sock_read or METADATA_LIMIT_S)
+    limit = aiohttp.ClientTimeout(total=patience, sock_connect=CONNECT_LIMIT_S)
     began = time.perf_counter()
     try:
         headers = {"Content-Type": "application/json"} if data else None

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from biphase.analysis.latency import Spread
 from biphase.experiments.profile import Itl, LengthRow, ProfileResult, Saturation
 
-PIPED_WIDTH = 110  # columns, when the output is not a terminal
+PIPED_WIDTH = 110  # columns of a table, when the output is not a terminal
 
 
 def print_profile(result: ProfileResult, console: Console | None = None) -> None:
@@ -18,10 +18,12 @@ def print_profile(result: ProfileResult, console: Console | None = None) -> None
     console = console or Console()
     if not console.is_terminal:
         console.width = PIPED_WIDTH
-    console.print(profile_view(result))
+    for part in profile_view(result):
+        # in a file a sentence is one line; on a terminal it is wrapped between words
+        console.print(part, soft_wrap=not console.is_terminal)
 
 
-def profile_view(result: ProfileResult) -> RenderableType:
+def profile_view(result: ProfileResult) -> list[RenderableType]:
     """The profile of one server: what spoils it first, then the table of the two phases, then what it shows."""
     parts: list[RenderableType] = [Text(f"{result.model} at {result.url}", style="bold")]
     parts += [Text(f"warning: {line}", style="yellow") for line in result.warnings]
@@ -29,7 +31,7 @@ def profile_view(result: ProfileResult) -> RenderableType:
         parts += [phase_table(result.rows), *(Text(line) for line in _findings(result))]
     parts += [Text(f"left out: {out.prompt_tokens} tokens: {out.reason}") for out in result.left_out]
     parts += [Text(line, style="dim") for line in _conditions(result)]
-    return Group(*parts)
+    return parts
 
 
 def phase_table(rows: Sequence[LengthRow]) -> Table:

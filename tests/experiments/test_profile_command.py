@@ -1,0 +1,124 @@
+"""``biphase profile`` against scripted servers, as a user runs it: outputs, files, statuses, signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from biphase.client.record import read_records
+from biphase.experiments.profile import ProfileResult
+from tests.scripted_server import scripted
+
+QUICK = {"first_token_s": 0.002, "gap_s": 0.001}
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("BIPHASE_API_KEY", "OPENAI_API_KEY")}
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "biphase", "profile", *words]
+
+
+def profile(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    environment = {**ENVIRONMENT, **environment}
+    return subprocess.run(command(*words), check=False, capture_output=True, text=True, timeout=60, env=environment)
+
+
+SHORT = ("--lengths", "2,8", "--tokens", "3", "--repeats", "2")
+
+
+def test_table_on_stdout_progress_on_stderr_and_both_files(tmp_path: Path) -> None:
+    with scripted(**QUICK) as url:
+        ended = profile(url, *SHORT, "--json", str(tmp_path / "p.json"), "--records", str(tmp_path / "r.jsonl"))
+    assert ended.returncode == 0
+    assert "prompt tokens" in ended.stdout
+    assert "scripted at http://" in ended.stdout
+    assert "prompt tokens" not in ended.stderr
+    result: dict[str, Any] = json.loads((tmp_path / "p.json").read_text())
+    assert set(result) == set(ProfileResult.__struct_fields__)
+    assert [row["prompt_tokens"] for row in result["rows"]] == [2, 8]
+    assert result["rows"][0]["ttft_ms"]["n"] == 2
+    assert result["error"] is None
+    assert len(list(read_records(tmp_path / "r.jsonl"))) == 2 + 4
+
+
+def test_the_key_comes_from_the_environment() -> None:
+    with scripted(**QUICK, api_key="secret") as url:
+        assert profile(url, *SHORT, BIPHASE_API_KEY="secret").returncode == 0
+        assert profile(url, *SHORT, OPENAI_API_KEY="secret").returncode == 0
+        assert profile(url, *SHORT, "--header", "Authorization: Bearer secret").returncode == 0
+        refused = profile(url, *SHORT)
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines()[-1].endswith("set BIPHASE_API_KEY or pass --api-key")
+
+
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        ({"completions": False, "chat": False}, "HTTP 404"),
+        ({"status": 500}, "HTTP 500: scripted refusal"),
+        ({"silent": True}, "no answer within the time limit; a longer one: --timeout SECONDS"),
+    ],
+)
+def test_a_failure_is_one_line_and_status_1(script: dict[str, Any], line: str) -> None:
+    with scripted(**QUICK, **script) as url:
+        ended = profile(url, *SHORT, "--timeout", "1")
+    assert ended.returncode == 1
+    errors = [found for found in ended.stderr.splitlines() if found.startswith("biphase: ")]
+    assert len(errors) == 1
+    assert line in errors[0]
+    assert "Traceback" not in ended.stderr
+
+
+def test_nobody_listens_there() -> None:
+    with scripted() as url:
+        pass
+    ended = profile(url, *SHORT)
+    assert ended.returncode == 1
+    assert "no connection (Connection refused); is the server running, and is the port right?" in ended.stderr
+
+
+def test_a_server_that_dies_leaves_table_json_and_records(tmp_path: Path) -> None:
+    with scripted(**QUICK, dies_after=7) as url:
+        words = ("--json", str(tmp_path / "p.json"), "--records", str(tmp_path / "r.jsonl"))
+        ended = profile(url, "--lengths", "2,8", "--tokens", "3", "--repeats", "6", *words)
+    assert ended.returncode == 1
+    assert "failed after 4 good ones" in ended.stderr.splitlines()[-1]
+    assert "prompt tokens" in ended.stdout
+    assert "failed after 4 good ones" in json.loads((tmp_path / "p.json").read_text())["error"]
+    assert len(list(read_records(tmp_path / "r.jsonl"))) == 2 + 4 + 1
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_keeps_what_was_measured(number: signal.Signals, status: int, tmp_path: Path) -> None:
+    path, output = tmp_path / "r.jsonl", tmp_path / "p.json"
+    with scripted(first_token_s=0.05, gap_s=0.001) as url:
+        words = (
+            url,
+            "--lengths",
+            "2",
+            "--tokens",
+            "3",
+            "--repeats",
+            "1000",
+            "--records",
+            str(path),
+            "--json",
+            str(output),
+        )
+        running = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and (not path.exists() or path.read_bytes().count(b"\n") < 4):
+            time.sleep(0.05)
+        running.send_signal(number)
+        out, err = running.communicate(timeout=20)
+    assert running.returncode == status
+    assert "Traceback" not in err
+    assert "prompt tokens" in out
+    kept = json.loads(output.read_text())
+    assert kept["error"] == "interrupted"
+    assert kept["rows"][0]["requests"] >= 3

@@ -1,0 +1,99 @@
+"""``biphase profile`` on servers of other projects: llama.cpp from the wheel xllamacpp, vLLM where one runs."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from biphase.client.record import read_records
+from biphase.models import DEFAULT_MODEL, locate
+
+LLAMA_CPP = """
+import sys, time, xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path, params.port, params.n_parallel, params.n_ctx = sys.argv[1], int(sys.argv[2]), 2, 2048
+params.hostnames, params.cpuparams.n_threads, params.cpuparams_batch.n_threads = ["127.0.0.1"], 2, 2
+server = xllamacpp.Server(params)
+sys.stdin.read()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def wait_until_healthy(url: str, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=2).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            return
+    pytest.fail("the llama.cpp server did not start")
+
+
+@pytest.fixture(scope="module")
+def llama_cpp() -> Iterator[str]:
+    pytest.importorskip("xllamacpp", reason="the wheel xllamacpp is for x86-64 Linux")
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [sys.executable, "-c", LLAMA_CPP, str(locate(DEFAULT_MODEL)), str(port)]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet) as process:
+        try:
+            wait_until_healthy(url, process)
+            yield url
+        finally:
+            process.kill()
+
+
+def profile(url: str, tmp_path: Path) -> dict[str, Any]:
+    words = ["--lengths", "1,16,64", "--tokens", "4", "--repeats", "2"]
+    files = ["--json", str(tmp_path / "p.json"), "--records", str(tmp_path / "r.jsonl")]
+    command = [sys.executable, "-m", "biphase", "profile", url, *words, *files]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+    result: dict[str, Any] = json.loads((tmp_path / "p.json").read_text())
+    return result
+
+
+def check(result: dict[str, Any], records_path: Path) -> None:
+    assert [row["prompt_tokens"] for row in result["rows"]] == [1, 16, 64]
+    assert [row["counted_tokens"] for row in result["rows"]] == [1, 16, 64]
+    assert [row["requests"] for row in result["rows"]] == [2, 2, 2]
+    assert result["left_out"] == []
+    assert not any("cache" in line or "ended early" in line or "length" in line for line in result["warnings"])
+    for record in read_records(records_path):
+        assert record.prompt_tokens == record.asked_prompt_tokens
+        assert record.prompt_tokens_source == "usage"
+        assert (record.cached_tokens or 0) <= 1
+        assert record.completion_tokens == record.asked_completion_tokens == 4
+        assert sum(chunk.tokens for chunk in record.chunks) == 4
+        assert record.sent <= record.chunks[0].t <= record.chunks[-1].t <= record.ended
+
+
+@pytest.mark.timeout(180)
+def test_profile_of_llama_cpp(llama_cpp: str, tmp_path: Path) -> None:
+    result = profile(llama_cpp, tmp_path)
+    check(result, tmp_path / "r.jsonl")
+    assert "the server's /tokenize" in result["notes"][0]
+
+
+@pytest.mark.vllm
+def test_profile_of_vllm(tmp_path: Path) -> None:
+    result = profile(os.environ["BIPHASE_VLLM_URL"], tmp_path)
+    check(result, tmp_path / "r.jsonl")
+    sources = {record.completion_tokens_source for record in read_records(tmp_path / "r.jsonl")}
+    assert sources == {"continuous_usage"}
