@@ -69,7 +69,7 @@ def test_a_child_that_does_not_start_says_why(child: Child, status: int, kind: t
         print("biphase: no such model: x", file=sys.stderr)
         sys.exit({status})
     """)
-    with pytest.raises(kind, match="^no such model: x$"), managed_server("x"):
+    with pytest.raises(kind, match=r"^no such model: x$"), managed_server("x"):
         pass
 
 
@@ -135,13 +135,7 @@ def test_the_child_ends_also_when_the_block_fails(child: Child, error: type[Base
 
 
 def test_much_log_does_not_block_the_child(child: Child) -> None:
-    child.does(
-        """
-        for _ in range(20000):
-            print("a line of log", file=sys.stderr)
-    """
-        + GOOD
-    )
+    child.does("for _ in range(20000): print('a line of log', file=sys.stderr)\n" + textwrap.dedent(GOOD))
     with managed_server("m") as server:
         assert server.death() is None
 
