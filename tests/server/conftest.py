@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running_server import Server, start_server, stop
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from biphase.engine.text import Text, load_text
-from scripted_server import Server, start_server, stop
 
 BYTE = {chr(byte): byte for byte in [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]}
 EOS = 257

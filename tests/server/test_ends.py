@@ -13,8 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-
-from scripted_server import Server, wait_for
+from running_server import Server, wait_for
 
 Launch = Callable[..., Server]
 

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 import pytest
-
-from scripted_server import Server, wait_for
+from running_server import Server, wait_for
 
 Result = TypeVar("Result")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running_server import Server, stop
 
 from biphase.cli import serve
 from biphase.engine.messages import Ready
@@ -19,14 +20,25 @@ from biphase.engine.text import Text, load_text
 from biphase.errors import BadInput
 from biphase.server.admission import ServedModel
 from biphase.server.serving import Started
-from scripted_server import Server, stop
 
 GOLDEN = Path(__file__).parent.parent / "data" / "smollm2_greedy.json"
 
 
 @pytest.fixture(scope="module")
 def default_model() -> Iterator[Server]:
-    command = [sys.executable, "-m", "biphase", "serve", "--managed", "--port", "0", "--dtype", "float32"]
+    command = [
+        sys.executable,
+        "-m",
+        "biphase",
+        "serve",
+        "--managed",
+        "--port",
+        "0",
+        "--dtype",
+        "float32",
+        "--threads",
+        "1",
+    ]
     pipe = subprocess.PIPE
     server = Server(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True), Path("unused"))
     yield server.wait_until_ready()
