@@ -84,7 +84,8 @@ class Vocabulary:
 
     def encode(self, text: str, special: bool) -> list[int]:
         """Token ids; ``special`` adds BOS and EOS as the model wants them. Control tokens in the text count."""
-        return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
+        # a batch of one: unlike encode() it lets other threads run meanwhile, and it skips the offsets
+        return list(self.tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
     def token_bytes(self, show_control: bool = False) -> TokenBytes:
         """A table from id to bytes; control tokens give none unless they are to be shown."""
