@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from biphase.roofline.hardware import Device
     from biphase.roofline.sheet import Sheet
 
-MOST_COMBINATIONS = 100
+MOST_COMBINATIONS = 500
 
 
 def roofline(

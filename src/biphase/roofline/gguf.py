@@ -59,12 +59,16 @@ class _Reader:
     def __init__(self, stream: BinaryIO, path: Path) -> None:
         self._stream = stream
         self.path = path
-        self._end = path.stat().st_size
+        self.size = path.stat().st_size
+
+    @property
+    def position(self) -> int:
+        return self._stream.tell()
 
     def take(self, count: int) -> bytes:
         data = self._stream.read(count)
         if len(data) < count:
-            raise BadInput(f"{self.path} is cut short: the GGUF header runs past the end of its {self._end} bytes")
+            raise BadInput(f"{self.path} is cut short: the GGUF header runs past the end of its {self.size:,} bytes")
         return data
 
     def scalar(self, code: str) -> Any:
@@ -121,7 +125,18 @@ def _read(reader: _Reader) -> GgufFile:
         key = reader.string()
         metadata[key] = reader.value(int(reader.scalar("I")))
     table = [_tensor(reader) for _ in range(tensors)]
+    _refuse_cut_data(reader, table, metadata.get("general.alignment", 32))
     return GgufFile(metadata, {tensor.name: tensor for tensor in table})
+
+
+def _refuse_cut_data(reader: _Reader, table: list[Tensor], alignment: Any) -> None:
+    """The weights are not read, but a file that ends before them is a broken download."""
+    if not isinstance(alignment, int) or alignment < 1:
+        raise BadInput(f"{reader.path} is no usable GGUF: general.alignment is {alignment!r}")
+    start = -(-reader.position // alignment) * alignment
+    end = max((start + tensor.offset + tensor.stored_bytes for tensor in table), default=0)
+    if end > reader.size:
+        raise BadInput(f"{reader.path} is cut short: its tensors end at byte {end:,}, the file at {reader.size:,}")
 
 
 def _tensor(reader: _Reader) -> Tensor:
@@ -225,6 +240,9 @@ def _config(metadata: Mapping[str, Any], source: str) -> dict[str, Any]:
     if kind not in _FAMILIES:
         known = ", ".join(sorted(_FAMILIES))
         raise BadInput(f"{source}: general.architecture is {kind!r}; known GGUF architectures: {known}")
+    for key in ("block_count", "embedding_length", "attention.head_count"):
+        if f"{kind}.{key}" not in metadata:
+            raise BadInput(f"{source}: the GGUF key {kind}.{key} is missing; this is no file of a whole model")
     config = {field: metadata[f"{kind}.{key}"] for key, field in _KEYS.items() if f"{kind}.{key}" in metadata}
     family = _FAMILIES[kind]
     if family == "llama" and config.get("num_experts"):
