@@ -86,3 +86,10 @@ def test_saturation_that_is_not_reached() -> None:
 def test_a_run_that_measured_nothing_has_no_table() -> None:
     lines = shown(rows=(), itl_ms=None, prefill_saturation=None)
     assert not any("prefill tok/s" in line or "spread" in line for line in lines)
+
+
+def test_a_single_request_has_no_spread() -> None:
+    one = Spread(12.34, 12.34, 12.34, 12.34, 12.34, 1)
+    lines = [" ".join(line.split()) for line in shown(rows=(LengthRow(1, 1, 1, one, one, one, one, one),), repeats=1)]
+    assert "1 12.34 12.34 12.34 12.34" in lines
+    assert "spread: unknown, one request for each length" in lines

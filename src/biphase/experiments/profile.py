@@ -99,7 +99,7 @@ class ProfileResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 Progress = Callable[[int, int, str], None]
-"""Told after each request: how many are done, of how many, and what is being measured."""
+"""Told before each request: how many are done, of how many, and what is being measured."""
 
 
 async def measure(
@@ -140,12 +140,8 @@ class Profile:
         if not lengths:
             last = self.left_out[-1]
             raise RunFailed(f"no prompt length can be measured; {last.prompt_tokens} tokens: {last.reason}")
-        async for record in closed_loop(self._calls(lengths), self._send):
-            self._step(len(lengths), f"prompt of {record.asked_prompt_tokens} tokens")
-            self._keep(record)
-            if record.error is not None:
-                raise RunFailed(f"request {record.id} failed after {len(self.records)} good ones: {record.error}")
-            self.records.append(record)
+        async for _ in closed_loop(self._calls(lengths), self._measured):
+            pass
 
     def _fits(self, length: int) -> bool:
         shortest, limit = self.target.prompts.shortest, self.target.api.max_model_len
@@ -163,10 +159,8 @@ class Profile:
         taken = []
         for length in lengths:
             self._step(len(lengths), f"warm-up, prompt of {length} tokens")
-            record = await self._send(
-                self._call(f"warm-up-{length}", length, min(WARMUP_TOKENS, self.plan.tokens), True)
-            )
-            self._keep(record)
+            tokens = min(WARMUP_TOKENS, self.plan.tokens)
+            record = await self._send(self._call(f"warm-up-{length}", length, tokens, warmup=True))
             if record.error is None:
                 taken.append(length)
             elif record.status in (400, 413, 422):
@@ -184,6 +178,7 @@ class Profile:
         pairs = [(length, repeat) for length in lengths for repeat in range(1, self.plan.repeats + 1)]
         random.shuffle(pairs)
         for length, repeat in pairs:
+            self._step(len(lengths), f"prompt of {length} tokens")
             yield self._call(f"prompt-{length}-{repeat}", length, self.plan.tokens)
 
     def _call(self, id: str, length: int, tokens: int, warmup: bool = False) -> Call:
@@ -191,7 +186,16 @@ class Profile:
         return make_call(self.target.dialect, id, prompt.content, length, tokens, warmup)
 
     async def _send(self, call: Call) -> Record:
-        return (await patient(self.target.session, call)).record
+        record = (await patient(self.target.session, call)).record
+        self._keep(record)
+        return record
+
+    async def _measured(self, call: Call) -> Record:
+        record = await self._send(call)
+        if record.error is not None:
+            raise RunFailed(f"request {record.id} failed after {len(self.records)} good ones: {record.error}")
+        self.records.append(record)
+        return record
 
     def result(self, version: str, error: str | None = None) -> ProfileResult:
         """What the records so far say."""

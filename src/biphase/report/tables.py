@@ -59,6 +59,8 @@ def _cell(value: Spread | None) -> str:
     if value is None:
         return "-"
     digits = _digits(value.median)
+    if value.n == 1:
+        return f"{value.median:.{digits}f}"
     return f"{value.median:.{digits}f} ± {value.half_iqr:.{digits}f}"
 
 
@@ -96,6 +98,8 @@ def _itl_line(found: Itl) -> str:
 
 
 def _spread_line(result: ProfileResult) -> str:
+    if result.rows[0].requests == 1:
+        return "spread: unknown, one request for each length"
     widest = [
         f"{name} {100 * spread.relative:.1f} % (prompt of {length})"
         for name, values in (
