@@ -82,11 +82,11 @@ def _comparison_fit(sheet: Sheet) -> str:
 def _comparison_caption(sheets: Sequence[Sheet]) -> str:
     measured = sorted({s.device.name for s in sheets if s.lever_efficiency == "measured"})
     ideal = sorted({s.device.name for s in sheets if s.lever_efficiency == "ideal"})
-    parts = ["Largest batch: whole sequences at the context, in theory. Floors and crossovers: datasheet."]
+    parts = ["Largest batch: whole sequences at the context, in theory. Floors and crossovers: at peak rates."]
     if measured:
         parts.append(f"Steps with measured constants: {', '.join(measured)}.")
     if ideal:
-        parts.append(f"Steps at datasheet peaks (no measured constants): {', '.join(ideal)}.")
+        parts.append(f"Steps at peak rates (no measured constants): {', '.join(ideal)}.")
     return " ".join(parts)
 
 
@@ -134,17 +134,17 @@ def _fit_lines(sheet: Sheet) -> Iterator[str]:
     if sheet.fits is None or sheet.device.memory_bytes is None:
         yield "fit      the memory of this device is not in the table"
         return
-    held = f"{sheet.weight_bytes_per_gpu / 1e9:.1f} of {sheet.device.memory_bytes / 1e9:.1f} GB"
+    held = f"{sheet.weight_bytes_per_gpu / 1e9:.1f} of the {sheet.device.memory_bytes / 1e9:.1f} GB"
     if not sheet.fits:
         tp = sheet.smallest_tp_that_fits
         advice = f"the smallest split that fits is --tp {tp}" if tp else "fewer bytes a weight or more memory is needed"
-        yield f"fit      NO: weights take {held} a GPU; {advice}"
+        yield f"fit      NO: weights take {held} of each device; {advice}"
         return
     rules = "; ".join(
         f"{c.rule} {_range(c.sequences_least, c.sequences_most)} ({_range(c.kv_tokens_least, c.kv_tokens_most)} tokens)"
         for c in sheet.capacities
     )
-    yield f"fit      yes: weights take {held} a GPU"
+    yield f"fit      yes: weights take {held} of each device"
     yield f"batch    sequences of {sheet.shape.context_tokens:,} tokens: {rules}"
 
 
@@ -155,9 +155,9 @@ def _range(least: int, most: int) -> str:
 def _phase_table(rows: Sequence[PhaseRow]) -> Table:
     """A column for each phase and pricing, a line for each quantity."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("one step, one GPU", no_wrap=True)
+    table.add_column("one step, each device", no_wrap=True)
     for row in rows:
-        priced = {"ideal": "datasheet", "measured": "measured"}[row.efficiency]
+        priced = {"ideal": "at peak", "measured": "measured"}[row.efficiency]
         table.add_column(f"{row.phase}, {priced}", justify="right")
     for name, cell in _QUANTITIES.items():
         table.add_row(name, *(cell(row) for row in rows))
@@ -199,7 +199,7 @@ def _floor_line(sheet: Sheet) -> str:
     return (
         f"decode floor  {number(sheet.decode_floor_ms)} ms a token, "
         f"{sheet.decode_floor_tokens_per_s_per_user:,.0f} tokens/s a user: the active weights read once. "
-        f"To beat it (priced at {'measured constants' if sheet.lever_efficiency == 'measured' else 'datasheet peaks'}):"
+        f"To beat it (priced at {'measured constants' if sheet.lever_efficiency == 'measured' else 'peak rates'}):"
     )
 
 

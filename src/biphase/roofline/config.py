@@ -45,8 +45,6 @@ def from_config(config: Mapping[str, Any], name: str = "", dtype: Format | None 
     text = _text_config(config, name or "the config")
     fields = Fields(text, name or "the config")
     family = _family(fields)
-    if fields.count("num_hidden_layers") > DEEPEST:
-        raise BadInput(f"{fields.source}: num_hidden_layers is {text['num_hidden_layers']}, more than {DEEPEST}")
     stored = read_storage(fields)
     form: FormOf = (uniform(dtype, stored.plain) if dtype else stored).form
     return _READERS.get(family, dense.read)(Source(fields, form, name or family, family))
@@ -98,6 +96,8 @@ def _text_config(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
 def _family(fields: Fields) -> str:
     if not fields.raw("model_type") and "num_hidden_layers" not in fields:
         raise BadInput(f"{fields.source}: neither model_type nor num_hidden_layers is there; this is no model config")
+    if fields.count("num_hidden_layers") > DEEPEST:
+        raise BadInput(f"{fields.source}: num_hidden_layers is {fields.raw('num_hidden_layers')}, more than {DEEPEST}")
     family = fields.text("model_type", "unknown")
     if family in _READERS:
         return family

@@ -237,7 +237,7 @@ def from_gguf_metadata(
 
 def _config(metadata: Mapping[str, Any], source: str) -> dict[str, Any]:
     kind = metadata.get("general.architecture")
-    if kind not in _FAMILIES:
+    if not isinstance(kind, str) or kind not in _FAMILIES:
         known = ", ".join(sorted(_FAMILIES))
         raise BadInput(f"{source}: general.architecture is {kind!r}; known GGUF architectures: {known}")
     for key in ("block_count", "embedding_length", "attention.head_count"):
@@ -274,7 +274,7 @@ def _latent_fields(config: dict[str, Any], metadata: Mapping[str, Any], kind: st
 
 def _most_common_format(metadata: Mapping[str, Any], source: str) -> Format:
     kind = metadata.get("general.file_type")
-    if kind not in _FILE_TYPES:
+    if not isinstance(kind, int) or kind not in _FILE_TYPES:
         raise BadInput(f"{source}: general.file_type {kind!r} is not known, and there is no tensor table")
     return GGML_FORMATS[_FILE_TYPES[kind]]
 

@@ -101,13 +101,18 @@ def _modules(quantization: Fields) -> tuple[str, ...]:
 
 
 def _fp8(quantization: Fields) -> Storage:
-    block = quantization.list_of("weight_block_size")
+    form = _blocks(quantization, "weight_block_size")
+    return _linear(form or formats.FP8, quantization)
+
+
+def _blocks(fields: Fields, name: str) -> Format | None:
+    """fp8 with one scale a block of [outputs, inputs]; None without the field."""
+    block = fields.list_of(name)
     if block is None:
-        return _linear(formats.FP8, quantization)
-    if len(block) != 2 or not all(isinstance(side, int) and side > 0 for side in block):
-        raise BadInput(f"{quantization.source}: weight_block_size must be two positive numbers, found {block!r}")
-    form = replace(formats.FP8_BLOCK, group_rows=block[0], group=block[1])
-    return _linear(form, quantization)
+        return None
+    if len(block) != 2 or not all(type(side) is int and 0 < side <= 2**20 for side in block):
+        raise BadInput(f"{fields.source}: {name} must be two positive numbers, found {str(block)[:60]}")
+    return replace(formats.FP8_BLOCK, group_rows=block[0], group=block[1])
 
 
 def _fbgemm_fp8(quantization: Fields) -> Storage:
@@ -174,8 +179,7 @@ def _float8_scheme(weights: Fields, strategy: str) -> Format:
     if strategy == "channel":
         return formats.FP8_ROW
     if strategy == "block":
-        block = weights.list_of("block_structure") or [128, 128]
-        return replace(formats.FP8_BLOCK, group_rows=int(block[0]), group=int(block[1]))
+        return _blocks(weights, "block_structure") or formats.FP8_BLOCK
     raise BadInput(f"{weights.source}: fp8 strategy {strategy!r} is not supported; known: tensor, channel, block")
 
 
