@@ -1,6 +1,7 @@
 """What went wrong between this client and a server, in one line for the user."""
 
 import os
+import ssl
 
 import aiohttp
 import msgspec
@@ -30,6 +31,9 @@ def explain_transport(error: BaseException, url: str) -> str:
 
 def _reason(error: Exception) -> str:
     inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
+    if isinstance(inner, ssl.SSLError):
+        why = getattr(inner, "verify_message", None) or inner.reason or "handshake failed"
+        return str(why).replace("_", " ").lower()
     number = getattr(inner, "errno", None)
     # asyncio's own text for a refused connection says neither "refused" nor anything that the address does not
     text = os.strerror(number) if isinstance(number, int) and number > 0 else str(inner)
@@ -42,6 +46,8 @@ def server_message(body: bytes) -> str:
         text = error_text(msgspec.json.decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError):
         text = body.decode("utf-8", "replace")
+    if text.lstrip().startswith("<"):
+        return "an HTML page, not the answer of an API"
     return " ".join(text.split())[:300] or "no message"
 
 
