@@ -21,8 +21,10 @@ from rich.progress import track
 from rich.table import Table
 
 HERE = Path(__file__).parent
-QUESTIONS = [*({"phase": "prefill", "tokens": n} for n in (16, 128, 512, 2048)),
-             *({"phase": "decode", "context": n, "tokens": 24} for n in (16, 512, 2048))]  # fmt: skip
+QUESTIONS: list[dict[str, Any]] = [
+    *({"phase": "prefill", "tokens": n} for n in (16, 128, 512, 2048)),
+    *({"phase": "decode", "context": n, "tokens": 24} for n in (16, 512, 2048)),
+]
 
 
 class Worker:
@@ -77,7 +79,7 @@ def table(seconds: dict[tuple[int, str], list[float]], ours: Worker, theirs: Wor
         out.add_column(heading, justify="right" if heading else "left")
     for index, question in enumerate(QUESTIONS):
         mine, other = seconds[index, ours.name], seconds[index, theirs.name]
-        rate = question["tokens"] if question["phase"] == "prefill" else 1
+        rate = float(question["tokens"]) if question["phase"] == "prefill" else 1.0
         ratios = [b / a for a, b in zip(mine, other, strict=True)]
         out.add_row(
             label(question),

@@ -1,6 +1,6 @@
 """Makes tiny_families.json: logits of transformers for tiny models of each family, with weights from a formula.
 
-Run where transformers is installed (5.24.0 was used): python tests/data/make_tiny_families.py > tests/data/tiny_families.json
+Run where transformers is installed (5.24.0 was used), with the output to tests/data/tiny_families.json.
 """
 
 import json
@@ -17,13 +17,15 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32, "rope_theta": 10000.0,
 }  # fmt: skip
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+LONG = {"rope_type": "default", "rope_theta": 1000000.0}
 FAMILIES = {
-    "llama": {"model_type": "llama", "tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "llama": {"model_type": "llama", "tie_word_embeddings": True, "rope_parameters": PLAIN},
     "llama3": {"model_type": "llama", "tie_word_embeddings": False, "rope_parameters": LLAMA3},
     "linear": {"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
-    "mistral": {"model_type": "mistral", "head_dim": 32, "sliding_window": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
-    "qwen2": {"model_type": "qwen2", "use_sliding_window": False, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
-    "qwen3": {"model_type": "qwen3", "head_dim": 32, "use_sliding_window": False, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
+    "mistral": {"model_type": "mistral", "head_dim": 32, "sliding_window": None, "rope_parameters": LONG},
+    "qwen2": {"model_type": "qwen2", "use_sliding_window": False, "rope_parameters": LONG},
+    "qwen3": {"model_type": "qwen3", "head_dim": 32, "use_sliding_window": False, "rope_parameters": LONG},
 }  # fmt: skip
 TOKENS = [int(i * 37 % 128) for i in range(40)]
 

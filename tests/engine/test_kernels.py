@@ -47,7 +47,9 @@ def test_exp_is_within_two_parts_in_ten_million_of_numpy() -> None:
 def test_bfloat16_rounds_as_torch_does() -> None:
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 2**32, 200_000, dtype=np.uint32)
-    x = np.concatenate([bits.view(np.float32), np.array([0, -0.0, np.inf, -np.inf, np.nan, 3.3895e38], dtype=np.float32)])
+    x = np.concatenate(
+        [bits.view(np.float32), np.array([0, -0.0, np.inf, -np.inf, np.nan, 3.3895e38], dtype=np.float32)]
+    )
     out, back = np.empty(len(x), dtype=np.uint16), np.empty_like(x)
     _round_trip(x, out, back)
     expected = torch.from_numpy(x).bfloat16().float().numpy()

@@ -12,7 +12,7 @@ from biphase.scheduling.request import SamplingParams
 
 
 def kept_by_hand(probabilities: np.ndarray, top_k: int, top_p: float) -> set[int]:
-    """The usual definition by a full sort: the first k, then the smallest head of those with mass >= top_p of theirs."""
+    """The usual definition by a full sort: the first k, then the smallest head of those with top_p of their mass."""
     order = np.argsort(-probabilities, kind="stable")[: top_k or None]
     mass = np.cumsum(probabilities[order]) / probabilities[order].sum()
     return set(order[: int(np.searchsorted(mass, top_p)) + 1].tolist())

@@ -62,7 +62,9 @@ def run_to_end(scheduler: Scheduler, arrivals: list[tuple[int, Request]], aborts
 
 
 traffic = st.lists(
-    st.tuples(st.integers(0, 30), st.integers(1, 60), st.integers(1, 40), st.frozensets(st.integers(0, 999), max_size=30)),
+    st.tuples(
+        st.integers(0, 30), st.integers(1, 60), st.integers(1, 40), st.frozensets(st.integers(0, 999), max_size=30)
+    ),
     min_size=1,
     max_size=12,
 )
@@ -73,10 +75,13 @@ traffic = st.lists(
 def test_every_request_ends_with_its_tokens(
     rows: list[tuple[int, int, int, frozenset[int]]], num_blocks: int, max_seqs: int, budget: int, data: st.DataObject
 ) -> None:
-    config = SchedulerConfig(num_blocks, max_model_len=100, block_size=16, max_num_batched_tokens=budget, max_num_seqs=max_seqs)
+    config = SchedulerConfig(
+        num_blocks, max_model_len=100, block_size=16, max_num_batched_tokens=budget, max_num_seqs=max_seqs
+    )
     scheduler = Scheduler(config)
     requests = [
-        (when, Request(f"r{n}", tuple(range(n, n + size)), out, stops)) for n, (when, size, out, stops) in enumerate(rows)
+        (when, Request(f"r{n}", tuple(range(n, n + size)), out, stops))
+        for n, (when, size, out, stops) in enumerate(rows)
     ]
     requests.sort(key=lambda pair: pair[0])
     aborted = set(data.draw(st.lists(st.sampled_from([r.id for _, r in requests]), max_size=3), label="aborted"))
@@ -90,7 +95,9 @@ def test_every_request_ends_with_its_tokens(
         assert kinds == sorted(kinds, reverse=True), "decodes come first"
     for _, request in requests:
         want = expected(request.prompt, request.max_tokens, request.stop_ids)
-        assert request.output == want or (request.id in aborts.values() and request.output == want[: len(request.output)])
+        assert request.output == want or (
+            request.id in aborts.values() and request.output == want[: len(request.output)]
+        )
 
 
 @settings(max_examples=60, deadline=None)
@@ -114,7 +121,7 @@ def test_decodes_go_on_while_a_long_prompt_is_chunked() -> None:
     for _ in range(16):
         plan = scheduler.plan(0.0)
         assert [s.request.id for s in plan.slices] == ["victim", "long"]
-        assert [s.count for s in plan.slices][0] == 1
+        assert plan.slices[0].count == 1
         assert plan.num_tokens <= 64
         scheduler.commit(plan, executor.run(plan), 0.0)
 
@@ -167,7 +174,9 @@ def test_abort_works_in_every_state_and_twice() -> None:
     assert set(scheduler.plan(0.0).freed) == {"waiting", "running"}
 
 
-@pytest.mark.parametrize("field", ["num_blocks", "max_model_len", "block_size", "max_num_batched_tokens", "max_num_seqs"])
+@pytest.mark.parametrize(
+    "field", ["num_blocks", "max_model_len", "block_size", "max_num_batched_tokens", "max_num_seqs"]
+)
 def test_limits_must_be_positive(field: str) -> None:
     values = {"num_blocks": 4, "max_model_len": 64, field: 0}
     with pytest.raises(ValueError, match=f"{field} must be at least 1, not 0"):

@@ -132,7 +132,7 @@ def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
         raise BadInput(f"{where}: hidden_act {config['hidden_act']!r} is not served by this engine; it serves silu")
     if config.get("quantization_config") is not None:
         raise BadInput(
-            f"{where}: quantised safetensors (quantization_config) are not served; use the bf16 checkpoint or a GGUF file"
+            f"{where}: quantised safetensors (quantization_config) are not served; take the bf16 ones or a GGUF file"
         )
     if config.get("mlp_bias"):
         raise BadInput(f"{where}: mlp_bias is not served by this engine")

@@ -141,7 +141,7 @@ def _kv_bytes(options: EngineOptions) -> float:
 
 
 def _available_bytes() -> float:
-    """Memory that can be had without swapping: Linux counts the page cache that it would give up, elsewhere assume enough."""
+    """Memory to be had without swapping: Linux counts the page cache that it would give up; elsewhere assume enough."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

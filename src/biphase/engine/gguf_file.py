@@ -1,7 +1,7 @@
 """Tensors of a GGUF file, dequantised by the ``gguf`` library into torch."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import gguf
 import numpy as np
@@ -25,9 +25,8 @@ class GgufFile:
         self.config: ModelConfig = from_gguf(_metadata(reader), shapes, self.where)
         for tensor in self._tensors.values():
             if tensor.tensor_type.name not in SUPPORTED:
-                raise BadInput(
-                    f"{path}: tensor {tensor.name} is {tensor.tensor_type.name}; this engine reads {', '.join(SUPPORTED)}"
-                )
+                kind = tensor.tensor_type.name
+                raise BadInput(f"{path}: tensor {tensor.name} is {kind}; this engine reads {', '.join(SUPPORTED)}")
 
     def names(self) -> set[str]:
         return set(self._tensors)

@@ -7,6 +7,7 @@ import torch
 
 from biphase.engine.config import ModelConfig
 from biphase.engine.gguf_file import GgufFile
+from biphase.engine.kernels.linear import multiplies_bfloat16
 from biphase.engine.options import DType
 from biphase.engine.safetensors_files import RandomSource, SafetensorsFolder, random_source
 from biphase.engine.sources import resolve
@@ -36,12 +37,13 @@ def open_source(path: Path, random_weights: bool) -> GgufFile | SafetensorsFolde
         return SafetensorsFolder(path)
     if path.name.endswith(".json"):
         raise BadInput(f"{path} is a shape without weights; to measure its speed, add --random-weights")
-    raise BadInput(f"{path} is no model: expected a .gguf file, a folder with config.json and safetensors, or a config.json")
+    raise BadInput(
+        f"{path} is no model: expected a .gguf file, a folder with config.json and safetensors, or a config.json"
+    )
 
 
 def choose_dtype(dtype: DType) -> torch.dtype:
-    """``auto`` is bfloat16 where the processor multiplies it natively (oneDNN says so), float32 elsewhere."""
+    """``auto`` is bfloat16 where the processor multiplies it natively, float32 elsewhere."""
     if dtype != "auto":
         return type_names[dtype]
-    native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.bfloat16 if native else torch.float32
+    return torch.bfloat16 if multiplies_bfloat16() else torch.float32

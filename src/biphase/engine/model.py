@@ -75,7 +75,8 @@ class Model:
         def attend(layer: int, qkv: Tensor) -> Tensor:
             k, v = self.cache.k[layer], self.cache.v[layer]
             parts = [
-                self.kernels.prefill_attention(qkv[c.begin : c.end], k, v, c.blocks, c.past, self._scale) for c in chunks
+                self.kernels.prefill_attention(qkv[c.begin : c.end], k, v, c.blocks, c.past, self._scale)
+                for c in chunks
             ]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 

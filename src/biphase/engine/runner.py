@@ -1,6 +1,7 @@
 """Runs a ``StepPlan`` on the model: the engine's ``Executor``.
 
-The phases run one after the other, prefill chunks then decodes, so that the seconds of each are measured, not shared out.
+The phases run one after the other, prefill chunks then decodes, so that the seconds of each are measured, not shared
+out.
 """
 
 from dataclasses import dataclass

@@ -48,7 +48,10 @@ def _candidates(probabilities: Tensor, params: SamplingParams) -> tuple[Tensor, 
     vocab = len(probabilities)
     k = min(params.top_k, vocab) if params.top_k > 0 else vocab
     if params.top_p >= 1:
-        return (probabilities, None) if k == vocab else tuple(probabilities.topk(k))
+        if k == vocab:
+            return probabilities, None
+        values, ids = probabilities.topk(k)
+        return values, ids
     size = min(k, FIRST_CANDIDATES)
     while True:
         values, ids = probabilities.topk(size)

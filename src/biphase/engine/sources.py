@@ -14,7 +14,7 @@ REPOSITORY = re.compile(r"^[\w.-]+/[\w.-]+(/[\w./-]+\.gguf)?$")
 
 
 def resolve(name: str) -> Path:
-    """A GGUF file, a folder with config.json, or a config.json. Raises ``BadInput`` with what was looked for and where."""
+    """A GGUF file, a folder with config.json, or a config.json. ``BadInput`` says what was looked for, and where."""
     if REPOSITORY.match(name) and not Path(name).expanduser().exists():
         return _download(name)
     return locate(name)

@@ -39,7 +39,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """``embedding`` and ``lm_head`` are [vocab, hidden] and the same tensor when tied; ``inv_freq`` is [head_dim / 2]."""
+    """``embedding`` and ``lm_head`` are [vocab, hidden], one tensor when tied; ``inv_freq`` is [head_dim / 2]."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -67,7 +67,9 @@ def assemble(
     for index in range(config.num_layers):
         layers.append(_layer(config, reader, f"blk.{index}."))
         on_layer(index)
-    return ModelWeights(embedding, tuple(layers), reader.vector("output_norm.weight", h), head, _inv_freq(config, source))
+    return ModelWeights(
+        embedding, tuple(layers), reader.vector("output_norm.weight", h), head, _inv_freq(config, source)
+    )
 
 
 def _layer(config: ModelConfig, reader: "_Reader", prefix: str) -> LayerWeights:

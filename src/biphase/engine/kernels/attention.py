@@ -13,7 +13,7 @@ def prefill_attention(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, blocks: Ten
     """
     n, (_, kv_heads, _, dim) = len(qkv), k_cache.shape
     heads = qkv.shape[1] // dim - 2 * kv_heads
-    q, k, v = qkv.view(n, -1, dim).transpose(0, 1).split([heads, kv_heads, kv_heads])
+    q, k, v = torch.split(qkv.view(n, -1, dim).transpose(0, 1), [heads, kv_heads, kv_heads])
     if past:
         k = torch.cat((_gather(k_cache, blocks, past), k), dim=1)
         v = torch.cat((_gather(v_cache, blocks, past), v), dim=1)

@@ -19,6 +19,8 @@ from biphase.engine.kernels.scalars import exp, narrow, widen
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 MIN_KEYS_PER_SPLIT = 128
 """Below this, starting and merging a split costs more than the other thread saves (a few microseconds)."""
+FEW_KEYS = 512
+"""Up to here (KV heads x keys of all sequences) this thread does it alone, in the time that another takes to wake."""
 
 
 def decode_attention(
@@ -30,7 +32,9 @@ def decode_attention(
     splits = _num_splits(rows * kv_heads, int(lengths.max()))
     partial = np.empty((rows, heads, splits, dim + 2), dtype=np.float32)
     out = torch.empty(rows, heads * dim, dtype=qkv.dtype)
-    _attend(
+    keys = int(lengths.sum()) * kv_heads
+    kernel = _attend_here if keys <= FEW_KEYS else _attend_parallel
+    kernel(
         as_array(qkv), as_array(k_cache), as_array(v_cache), tables.numpy(), lengths.numpy(), np.float32(scale), partial
     )
     _merge(partial, as_array(out))
@@ -38,25 +42,35 @@ def decode_attention(
 
 
 def _num_splits(items: int, longest: int) -> int:
-    wanted = -(-2 * get_num_threads() // items)
+    wanted = -(-2 * int(get_num_threads()) // items)
     return max(1, min(wanted, longest // MIN_KEYS_PER_SPLIT))
 
 
+@njit(nogil=True, fastmath=FASTMATH, cache=True)
+def _attend_here(qkv: Any, k: Any, v: Any, tables: Any, lengths: Any, scale: Any, partial: Any) -> None:
+    for item in range(partial.shape[0] * k.shape[1] * partial.shape[2]):
+        _attend_item(item, qkv, k, v, tables, lengths, scale, partial)
+
+
 @njit(parallel=True, nogil=True, fastmath=FASTMATH, cache=True)
-def _attend(qkv: Any, k_cache: Any, v_cache: Any, tables: Any, lengths: Any, scale: Any, partial: Any) -> None:
-    rows, heads, splits, width = partial.shape
-    kv_heads = k_cache.shape[1]
-    for item in prange(rows * kv_heads * splits):
-        row = item // (kv_heads * splits)
-        kv_head = item // splits % kv_heads
-        split = item % splits
-        group = heads // kv_heads
-        state = partial[row, kv_head * group : (kv_head + 1) * group, split]
-        queries = np.empty((group, width - 2), dtype=np.float32)
-        for g in range(group):
-            for d in range(width - 2):
-                queries[g, d] = widen(qkv[row, (kv_head * group + g) * (width - 2) + d]) * scale
-        _attend_split(queries, k_cache, v_cache, kv_head, tables[row], lengths[row], split, splits, state)
+def _attend_parallel(qkv: Any, k: Any, v: Any, tables: Any, lengths: Any, scale: Any, partial: Any) -> None:
+    for item in prange(partial.shape[0] * k.shape[1] * partial.shape[2]):
+        _attend_item(item, qkv, k, v, tables, lengths, scale, partial)
+
+
+@njit(inline="always")
+def _attend_item(item: Any, qkv: Any, k: Any, v: Any, tables: Any, lengths: Any, scale: Any, partial: Any) -> None:
+    """Item = (sequence, KV head, split), the split innermost."""
+    kv_heads, dim = k.shape[1], k.shape[3]
+    splits = partial.shape[2]
+    group = partial.shape[1] // kv_heads
+    row, kv_head, split = item // (kv_heads * splits), item // splits % kv_heads, item % splits
+    state = partial[row, kv_head * group : (kv_head + 1) * group, split]
+    queries = np.empty((group, dim), dtype=np.float32)
+    for g in range(group):
+        for d in range(dim):
+            queries[g, d] = widen(qkv[row, (kv_head * group + g) * dim + d]) * scale
+    _attend_split(queries, k, v, kv_head, tables[row], lengths[row], split, splits, state)
 
 
 @njit(inline="always")

@@ -15,7 +15,7 @@ class Linear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._bias = bias
-        self._packed = _can_pack(weight)
+        self._packed = weight.dtype == torch.bfloat16 and multiplies_bfloat16()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self._packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -25,11 +25,14 @@ class Linear:
         return out
 
 
-def _can_pack(weight: Tensor) -> bool:
-    # These operators are what torch's own compiler emits; they are not in its documented interface, hence the look.
+def multiplies_bfloat16() -> bool:
+    """Whether oneDNN multiplies bfloat16 natively on this processor.
+
+    The two operators above are what torch's own compiler emits, and in no documented interface: hence the look.
+    """
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return (
-        weight.dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()
+        available
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )

@@ -36,11 +36,10 @@ def reference_kernels() -> Kernels:
 
 def compiled_kernels() -> Kernels:
     """numba where it pays. Raises ``ImportError`` where numba is not installed."""
-    from biphase.engine.kernels import decode, elementwise as e
+    from biphase.engine.kernels import decode
+    from biphase.engine.kernels import elementwise as e
 
-    return Kernels(
-        "numba", e.add_rms_norm, e.rope_and_store, decode.decode_attention, prefill_attention, e.silu_mul
-    )
+    return Kernels("numba", e.add_rms_norm, e.rope_and_store, decode.decode_attention, prefill_attention, e.silu_mul)
 
 
 @cache
