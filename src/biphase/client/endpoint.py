@@ -66,10 +66,12 @@ def root_of(base: str) -> str:
 
 @dataclass
 class Wire:
-    """The connection of one request: when it was open and the request could go out, and whether it was used before."""
+    """The connection of one request: when it was open and the request could go out, whether it was used before, and
+    the longest that bytes on it can have waited for this process (seconds)."""
 
     ready: float = 0.0
     reused: bool = False
+    lag: float = 0.0
 
 
 def _wire_trace() -> aiohttp.TraceConfig:

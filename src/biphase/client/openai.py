@@ -10,11 +10,11 @@ import msgspec
 from msgspec.structs import replace
 
 from biphase.client import clock
-from biphase.client.chunks import Arrival, Payload, arrival, count_tokens, decode_payload
+from biphase.client.chunks import count_tokens
 from biphase.client.endpoint import Wire
 from biphase.client.failures import explain_status, explain_transport
 from biphase.client.record import CountSource, Record
-from biphase.client.sse import Event, EventParser
+from biphase.client.transcript import Transcript
 
 _JSON = {"Content-Type": "application/json"}
 AFTER_DONE_S = 1.0  # how long the end of the body may lag behind [DONE] before the connection is given up
@@ -68,46 +68,6 @@ def make_call(
     return Call(id, dialect.url, msgspec.json.encode(body), prompt_tokens, max_tokens, dialect.form, warmup)
 
 
-class _Stream:
-    """What has been read of one answer so far."""
-
-    def __init__(self) -> None:
-        self.arrivals: list[Arrival] = []
-        self.prompt_tokens: int | None = None
-        self.cached_tokens: int | None = None
-        self.finish_reason: str | None = None
-        self.error: str | None = None
-        self.done = False
-        self.ended: float | None = None
-        self.lag = 0.0
-
-    def take(self, t: float, event: Event) -> None:
-        """Note one event whose bytes came at ``t``; what follows [DONE] or an error is not read."""
-        if self.done or self.error is not None:
-            return
-        if event.data == b"[DONE]":
-            self.done = True
-            return
-        try:
-            payload = decode_payload(event.data)
-        except msgspec.MsgspecError as error:
-            self.error = f"an event of the stream is not a completion chunk: {error}: {event.data[:80]!r}"
-            return
-        self._note(t, event.type, payload)
-
-    def _note(self, t: float, event_type: str, payload: Payload) -> None:
-        self.error = payload.failure or ("the server sent an error event" if event_type == "error" else None)
-        if self.error is not None:
-            self.error = f"the server broke off the stream: {self.error}"
-            return
-        self.arrivals.append(arrival(t, payload))
-        if payload.usage is not None:
-            self.prompt_tokens = payload.usage.prompt_tokens or self.prompt_tokens
-            self.cached_tokens = payload.usage.cached if payload.usage.cached is not None else self.cached_tokens
-        if payload.choices and payload.choices[0].finish_reason:
-            self.finish_reason = payload.choices[0].finish_reason
-
-
 @dataclass
 class Answer:
     """A record and, for a refusal, the body and the wait the server asks for (seconds)."""
@@ -131,17 +91,18 @@ async def request(session: aiohttp.ClientSession, call: Call, intended: float | 
 
 async def _attempt(session: aiohttp.ClientSession, call: Call, intended: float) -> tuple[Answer, bool]:
     """One try, and whether it failed only because its connection had been closed before it."""
-    stream, wire = _Stream(), Wire()
+    stream, wire = Transcript(), Wire()
     record = _begin(call, intended)
     try:
         async with session.post(call.url, data=call.body, headers=_JSON, trace_request_ctx=wire) as response:
             record = replace(record, sent=wire.ready, first_byte=time.perf_counter(), status=response.status)
             if response.status != 200:
                 return await _refused(response, call, record), False
-            await _read(response, stream)
+            await _read(response, stream, wire)
     except (TimeoutError, aiohttp.ClientError) as error:
         stream.error = explain_transport(error, call.url)
-    return Answer(_end(call, stream, record)), wire.reused and record.status is None
+    record = replace(_end(call, stream, record), client_lag=wire.lag)
+    return Answer(record), wire.reused and record.status is None
 
 
 def _begin(call: Call, intended: float) -> Record:
@@ -164,7 +125,7 @@ async def _refused(response: aiohttp.ClientResponse, call: Call, record: Record)
     )
 
 
-async def _read(response: aiohttp.ClientResponse, stream: _Stream) -> None:
+async def _read(response: aiohttp.ClientResponse, stream: Transcript, wire: Wire) -> None:
     """Stamp what arrives when it arrives, then parse it."""
     if response.content_type == "application/json":
         await response.read()
@@ -172,12 +133,10 @@ async def _read(response: aiohttp.ClientResponse, stream: _Stream) -> None:
             "the server did not stream: it answered with application/json, so its phases cannot be told apart"
         )
         return
-    parser = EventParser()
     while received := await response.content.readany():
-        stream.ended = t = time.perf_counter()
-        stream.lag = max(stream.lag, clock.lag(t))
-        for event in parser.feed(received):
-            stream.take(t, event)
+        t = time.perf_counter()
+        wire.lag = max(wire.lag, clock.lag(t))
+        stream.receive(t, received)
         if stream.done:
             await _drain(response)
             return
@@ -193,7 +152,7 @@ async def _drain(response: aiohttp.ClientResponse) -> None:
         response.close()
 
 
-def _end(call: Call, stream: _Stream, record: Record) -> Record:
+def _end(call: Call, stream: Transcript, record: Record) -> Record:
     chunks, completion_tokens, source = count_tokens(stream.arrivals)
     prompt_tokens, prompt_source = _prompt_tokens(call, stream)
     return replace(
@@ -207,17 +166,16 @@ def _end(call: Call, stream: _Stream, record: Record) -> Record:
         completion_tokens_source=source,
         finish_reason=stream.finish_reason,
         error=stream.error or _incomplete(call, stream, completion_tokens),
-        client_lag=stream.lag,
     )
 
 
-def _prompt_tokens(call: Call, stream: _Stream) -> tuple[int | None, CountSource]:
+def _prompt_tokens(call: Call, stream: Transcript) -> tuple[int | None, CountSource]:
     if stream.prompt_tokens is not None:
         return stream.prompt_tokens, "usage"
     return (call.prompt_tokens, "sent_ids") if call.form == "token_ids" else (None, "none")
 
 
-def _incomplete(call: Call, stream: _Stream, completion_tokens: int | None) -> str | None:
+def _incomplete(call: Call, stream: Transcript, completion_tokens: int | None) -> str | None:
     if not stream.done and stream.finish_reason is None:
         return f"{call.url}: the stream ended without a finish reason and without [DONE]: it was cut"
     return None if completion_tokens else f"{call.url}: the server answered without a single token"
