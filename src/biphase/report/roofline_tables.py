@@ -12,6 +12,7 @@ from biphase.report.tables import PIPED_WIDTH
 from biphase.roofline.fitting import Calibration
 from biphase.roofline.sheet import PhaseRow, Sheet
 
+POOR_FIT = 0.25  # median error of a calibrated law from which its constants are not to be trusted
 WIDE = 140  # columns of a comparison, when the output is not a terminal
 
 
@@ -271,6 +272,9 @@ def _calibration_notes(found: Calibration) -> Iterator[str]:
             f"other processes kept {found.foreign_cores:.1f} of {found.cores} cores busy meanwhile: rates are too low, "
             "and another run may differ by more than 10 %; calibrate again on a quiet machine"
         )
+    poor = [f"{one.law.dtype} ({one.engine})" for one in found.calibrated if one.law.error > POOR_FIT]
+    if poor:
+        yield f"the law misses half of the timings of {', '.join(poor)} by more than {POOR_FIT:.0%}"
     yield from found.skipped
 
 

@@ -25,6 +25,7 @@ CPU_SHAPES = ((1024, 1024), (4096, 1024), (4096, 4096))
 CUDA_SHAPES = ((2048, 2048), (4096, 4096), (8192, 8192))
 BUDGET_S = 50.0  # of measuring; the command promises a minute
 CELL_S = 0.12  # at least, of each visit
+READS = 15  # passes over the buffer for the bandwidth
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 
 Run = Callable[[int], object]  # one matrix product with the i-th copy of the weights
@@ -236,11 +237,11 @@ def _fitted(engine: str, dtype: str, timings: list[Timing], bandwidth: float) ->
 
 
 def _read_rate(backend: Backend, size: int) -> float:
-    """Bytes per second of the best way to read, each taken at its median of seven."""
+    """Bytes per second of the best way to read, each at the best of READS."""
     best = 0.0
     for read in backend.reads(size):
         _timed(backend, read)
-        best = max(best, size / float(np.median([_timed(backend, read) for _ in range(7)])))
+        best = max(best, size / min(_timed(backend, read) for _ in range(READS)))
     return best
 
 
@@ -255,7 +256,7 @@ def _timed(backend: Backend, work: Callable[[], object]) -> float:
 def _rounds(
     plan: Sequence[tuple[Backend, str]], size: int, deadline: float, tell: Step
 ) -> dict[tuple[str, str], list[Timing]]:
-    """Timings of each (library, dtype): for each cell the least of the medians of its visits.
+    """Timings of each (library, dtype): for each cell the least of its visits.
 
     All are visited once before any is visited again. One whose first visit the deadline cuts off is left out.
     """
@@ -291,14 +292,17 @@ def _rows(backend: Backend, dtype: str) -> Sequence[int]:
 
 
 def _cell(backend: Backend, run: Run) -> float:
-    """Median of at least three products over CELL_S, the first left out."""
+    """The least of at least five products over CELL_S, the first left out.
+
+    The least, since other work can only add time, and a parallel product waits for its slowest thread.
+    """
     i = 0
     _timed(backend, lambda: run(i))
     times: list[float] = []
-    while sum(times) < CELL_S or len(times) < 3:
+    while sum(times) < CELL_S or len(times) < 5:
         i += 1
         times.append(_timed(backend, lambda: run(i)))  # noqa: B023 - runs at once
-    return float(np.median(times))
+    return min(times)
 
 
 def _timings(dtype: str, best: dict[Cell, float]) -> list[Timing]:
