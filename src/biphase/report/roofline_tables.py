@@ -135,17 +135,17 @@ def _fit_lines(sheet: Sheet) -> Iterator[str]:
     if sheet.fits is None or sheet.device.memory_bytes is None:
         yield "fit      the memory of this device is not in the table"
         return
-    held = f"{sheet.weight_bytes_per_gpu / 1e9:.1f} of the {sheet.device.memory_bytes / 1e9:.1f} GB"
+    held = f"{sheet.weight_bytes_per_gpu / 1e9:.1f} GB, each device has {sheet.device.memory_bytes / 1e9:.1f} GB"
     if not sheet.fits:
         tp = sheet.smallest_tp_that_fits
         advice = f"the smallest split that fits is --tp {tp}" if tp else "fewer bytes a weight or more memory is needed"
-        yield f"fit      NO: weights take {held} of each device; {advice}"
+        yield f"fit      NO: weights need {held}; {advice}"
         return
     rules = "; ".join(
         f"{c.rule} {_range(c.sequences_least, c.sequences_most)} ({_range(c.kv_tokens_least, c.kv_tokens_most)} tokens)"
         for c in sheet.capacities
     )
-    yield f"fit      yes: weights take {held} of each device"
+    yield f"fit      yes: weights need {held}"
     yield f"batch    sequences of {sheet.shape.context_tokens:,} tokens: {rules}"
 
 
@@ -166,7 +166,8 @@ def _phase_table(rows: Sequence[PhaseRow]) -> Table:
 
 
 _QUANTITIES: dict[str, Callable[[PhaseRow], str]] = {
-    "work": lambda row: f"{_scaled(row.flops)}FLOP, {_scaled(_moved(row))}B",
+    "FLOPs": lambda row: _scaled(row.flops),
+    "bytes": lambda row: _scaled(_moved(row)),
     "intensity, FLOP/B": lambda row: number(row.intensity_flop_per_byte),
     "compute at peak, ms": lambda row: number(row.compute_ms),
     "memory at peak, ms": lambda row: number(row.memory_ms),
