@@ -148,6 +148,14 @@ def test_an_unknown_family_that_looks_like_llama_is_read_with_a_warning() -> Non
 
 
 @pytest.mark.parametrize(
+    "fields", [{"hidden_act": "gelu_new"}, {"hidden_act": "relu2"}, {"layer_norm_eps": 1e-5}, {"num_experts": 4}]
+)
+def test_an_unknown_family_that_is_unlike_llama_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(BadInput):
+        model(model_type="brand_new", **fields)
+
+
+@pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"hidden_size": None}, "hidden_size"),

@@ -23,9 +23,9 @@ _NO_SHAPE = {
     "layer_norm_eps", "cache_implementation", "pruned_heads", "image_size", "vocab_size_per_layer_input",
     "num_nextn_predict_layers", "mtp_num_hidden_layers", "router_jitter_noise", "output_router_logits",
     "attention_probs_dropout_prob", "unsloth_fixed", "unsloth_version", "tokenizer_class", "prefix", "bad_words_ids",
-    "experts_per_token", "kv_channels", "model_max_length", "is_llama_config", "rope_interleaved",
-    "mamba_ssm_dtype", "compression_config", "expand", "mamba_chunk_size", "time_step_limit", "layers_block_type",
-    "quantization_config", "sliding_window_size", "no_rope_layer_interval", "use_sliding_window", "eos_token_ids",
+    "experts_per_token", "model_max_length", "rope_interleaved", "no_rope_layers", "no_rope_layer_interval",
+    "mamba_ssm_dtype", "compression_config", "expand", "mamba_chunk_size", "time_step_limit",
+    "quantization_config", "use_sliding_window", "eos_token_ids",
 }  # fmt: skip
 _NO_SHAPE_ENDINGS = ("_token_id", "_token_index", "_dropout", "_pdrop", "_loss_coef", "_loss_alpha", "_version")
 _NO_SHAPE_STARTS = ("_", "rope_", "initializer_", "time_step_", "vision_", "audio_", "aux_loss")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from biphase.errors import BadInput
 from biphase.roofline.architecture import FULL, Architecture, Layer, Mask, Pattern
 from biphase.roofline.families.building import (
     AttentionShape,
@@ -14,6 +15,7 @@ from biphase.roofline.families.building import (
     mask_of,
     mixer,
 )
+from biphase.roofline.fields import Fields
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ def read(source: Source) -> Architecture:
     """A dense model of one of the families in TRAITS; an unknown one is read as Llama, with a warning."""
     traits = TRAITS.get(source.family, Traits())
     fields = source.fields
+    if source.family not in TRAITS:
+        _refuse_unlike_llama(fields, source.family)
     hidden, inner = fields.count("hidden_size"), fields.count("intermediate_size")
     bias = fields.flag("mlp_bias")
     shape = shape_with_bias(source, traits)
@@ -64,6 +68,18 @@ def read(source: Source) -> Architecture:
         vectors = traits.norms * hidden + norm_vectors(shape, traits.qk_norm)
         layers.append(Layer(mixer(shape, mask), operators, vectors=vectors))
     return assemble(source, tuple(layers), tied=traits.tied, notes=_notes(source))
+
+
+def _refuse_unlike_llama(fields: Fields, family: str) -> None:
+    """An MLP with a gate has three matrices and one without has two: no field says which, so the rest must be Llama's."""
+    activation = fields.text("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise BadInput(
+            f"{fields.source}: the family {family!r} is not known, and hidden_act {activation!r} is not that of a gated "
+            "MLP; whether its MLP has two matrices or three cannot be told"
+        )
+    if "rms_norm_eps" not in fields and ("layer_norm_eps" in fields or "layer_norm_epsilon" in fields):
+        raise BadInput(f"{fields.source}: the family {family!r} is not known, and its layer norms are not Llama's")
 
 
 def shape_with_bias(source: Source, traits: Traits) -> AttentionShape:
