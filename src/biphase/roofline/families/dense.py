@@ -71,12 +71,12 @@ def read(source: Source) -> Architecture:
 
 
 def _refuse_unlike_llama(fields: Fields, family: str) -> None:
-    """An MLP with a gate has three matrices and one without has two: no field says which, so the rest must be Llama's."""
+    """An MLP with a gate has three matrices, one without has two; no field says which, so the rest must be Llama's."""
     activation = fields.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise BadInput(
-            f"{fields.source}: the family {family!r} is not known, and hidden_act {activation!r} is not that of a gated "
-            "MLP; whether its MLP has two matrices or three cannot be told"
+            f"{fields.source}: the family {family!r} is not known, and hidden_act {activation!r} is not a gated "
+            "MLP's; whether its MLP has two matrices or three cannot be told"
         )
     if "rms_norm_eps" not in fields and ("layer_norm_eps" in fields or "layer_norm_epsilon" in fields):
         raise BadInput(f"{fields.source}: the family {family!r} is not known, and its layer norms are not Llama's")
