@@ -15,7 +15,7 @@ from biphase.engine.model import Model
 from biphase.engine.options import EngineOptions
 from biphase.engine.runner import PhaseSeconds, Runner
 from biphase.errors import BadInput
-from biphase.scheduling.request import Request, SamplingParams
+from biphase.scheduling.request import FinishReason, Request, SamplingParams
 from biphase.scheduling.scheduler import Outcome, Scheduler, SchedulerConfig
 
 BLOCK_SIZE = 16
@@ -54,11 +54,20 @@ class Engine:
         if not self.scheduler.has_work:
             self.scheduler.check()
         decodes = len(plan.decode)
+        return self._report(
+            [_output(outcome) for outcome in outcomes], perf_counter() - now, plan.num_tokens - decodes, decodes
+        )
+
+    def refuse(self, request_id: str, reason: str) -> Step:
+        """A step that ran nothing and tells one client why its request never will."""
+        return self._report([Output(request_id, (), FinishReason.ERROR, reason)], 0.0, 0, 0)
+
+    def _report(self, outputs: list[Output], seconds: float, prefill_tokens: int, decode_tokens: int) -> Step:
         return Step(
-            outputs=tuple(_output(outcome) for outcome in outcomes),
-            seconds=perf_counter() - now,
-            prefill_tokens=plan.num_tokens - decodes,
-            decode_tokens=decodes,
+            outputs=tuple(outputs),
+            seconds=seconds,
+            prefill_tokens=prefill_tokens,
+            decode_tokens=decode_tokens,
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             kv_usage=self.scheduler.kv_usage,

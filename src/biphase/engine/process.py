@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from biphase.engine.messages import HEADER, Abort, Fatal, Output, Step, Submit, ToServer, decode_to_engine, pack
+from biphase.engine.messages import HEADER, Abort, Fatal, Submit, ToServer, decode_to_engine, pack
 from biphase.engine.options import EngineOptions
 from biphase.errors import BiphaseError
 
@@ -71,11 +71,18 @@ def main(fd: int, options: EngineOptions) -> None:
         return
     except BiphaseError as error:
         connection.send(Fatal(str(error), error.exit_code))
-    except MemoryError:
-        connection.send(Fatal("not enough memory for the model and its KV cache; try --kv-cache-gb", 1))
     except Exception as error:
-        connection.send(Fatal(f"the engine failed: {type(error).__name__}: {error}", 1))
-        raise
+        # Whatever it is, the server's clients get a line; the traceback is for whoever asks for it.
+        connection.send(Fatal(_one_line(error), 1))
+        if os.environ.get("BIPHASE_TRACEBACK"):
+            raise
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).partition("\n")[0]
+    if isinstance(error, MemoryError) or "can't allocate memory" in text:
+        return "not enough memory for the model and its KV cache; a smaller cache: --kv-cache-gb"
+    return f"the engine failed: {type(error).__name__}: {text} (BIPHASE_TRACEBACK=1 shows where)"
 
 
 def serve(connection: Connection, options: EngineOptions) -> None:
@@ -92,14 +99,9 @@ def serve(connection: Connection, options: EngineOptions) -> None:
             try:
                 engine.submit(message)
             except ValueError as error:
-                connection.send(_refusal(message.id, str(error)))
+                connection.send(engine.refuse(message.id, str(error)))
         if engine.has_work:
             connection.send(engine.step())
-
-
-def _refusal(request_id: str, reason: str) -> Step:
-    refused = Output(request_id, (), "error", reason)
-    return Step((refused,), seconds=0, prefill_tokens=0, decode_tokens=0, running=0, waiting=0, kv_usage=0)
 
 
 if __name__ == "__main__":

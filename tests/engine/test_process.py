@@ -1,0 +1,113 @@
+"""The engine's process over a real socket pair: load, run, refuse, abort, and end with its server."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from biphase.engine.messages import Abort, Fatal, Output, Ready, Step, Submit, decode_to_server, pack, read_frame
+from biphase.engine.options import EngineOptions
+from tests.engine.test_families import GOLDEN
+
+SHAPE = GOLDEN["cases"][0]["config"]
+
+
+class EngineProcess:
+    def __init__(self, options: EngineOptions) -> None:
+        self.sock, theirs = socket.socketpair()
+        self.sock.settimeout(60)
+        command = [sys.executable, "-m", "biphase.engine.process", str(theirs.fileno()), msgspec.json.encode(options)]
+        self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE)
+        theirs.close()
+        self._stream = self.sock.makefile("rb")
+
+    def receive(self) -> Ready | Fatal | Step:
+        frame = read_frame(self._stream)
+        assert frame is not None, "the engine closed its socket"
+        return decode_to_server(frame)
+
+    def outputs(self, name: str) -> list[Output]:
+        """All outputs of one request, to its end."""
+        found: list[Output] = []
+        while not found or found[-1].finish_reason is None:
+            step = self.receive()
+            assert isinstance(step, Step)
+            found += [output for output in step.outputs if output.id == name]
+        return found
+
+    def end(self) -> int:
+        self._stream.close()
+        self.sock.close()
+        status = self.process.wait(timeout=30)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return status
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[EngineProcess]:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    process = EngineProcess(EngineOptions(model=str(tmp_path), random_weights=True, dtype="float32", threads=1))
+    yield process
+    assert process.end() == 0
+
+
+def request(name: str, prompt: tuple[int, ...], max_tokens: int) -> bytes:
+    return pack(Submit(name, prompt, max_tokens, frozenset(), 0.0, 1.0, 0, 0))
+
+
+def test_ready_run_refuse_abort(engine: EngineProcess) -> None:
+    ready = engine.receive()
+    assert isinstance(ready, Ready)
+    assert (ready.max_model_len, ready.vocab_size, ready.dtype, ready.block_size) == (256, 128, "float32", 16)
+    engine.sock.sendall(request("a", (1, 2, 3), 5))
+    outputs = engine.outputs("a")
+    assert sum(len(output.tokens) for output in outputs) == 5
+    assert outputs[-1].finish_reason == "length"
+    engine.sock.sendall(request("long", tuple(range(100)), 200))
+    (refused,) = engine.outputs("long")
+    assert refused.finish_reason == "error"
+    assert refused.error == "100 prompt tokens and 200 output tokens exceed the limit of 256"
+    # an abort in mid-air and one of nobody; the process goes on
+    engine.sock.sendall(request("gone", (1, 2), 200) + pack(Abort("gone")) + pack(Abort("nobody")))
+    engine.sock.sendall(request("b", (1, 2, 3), 5))
+    assert [o.tokens for o in engine.outputs("b")] == [o.tokens for o in outputs]
+
+
+def test_a_model_that_is_not_there_is_one_fatal_line(tmp_path: Path) -> None:
+    process = EngineProcess(EngineOptions(model=str(tmp_path / "nothing.gguf")))
+    fatal = process.receive()
+    assert isinstance(fatal, Fatal)
+    assert fatal.exit_code == 2
+    assert "nothing.gguf" in fatal.message
+    assert "\n" not in fatal.message
+    process.end()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"max_model_len": 1000}, "max_model_len 1000 exceeds the 256 positions of the model"),
+        ({"max_num_batched_tokens": 10}, "max_num_seqs 64 exceeds max_num_batched_tokens 10"),
+        ({"kv_cache_gb": 1e-9}, "holds no block"),
+        ({"threads": 10_000}, "10000 threads were asked for"),
+    ],
+)
+def test_options_that_cannot_be(options: dict, line: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    process = EngineProcess(EngineOptions(model=str(tmp_path), random_weights=True, dtype="float32", **options))
+    fatal = process.receive()
+    assert isinstance(fatal, Fatal)
+    assert fatal.exit_code == 2
+    assert line in fatal.message
+    process.end()
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="unknown field `modle`"):
+        msgspec.json.decode(b'{"model": "x", "modle": "y"}', type=EngineOptions)
