@@ -115,6 +115,17 @@ def test_this_machine_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.seconds < 30
 
 
+def test_a_device_without_memory_left_gets_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(device: str) -> list[NumpyBackend]:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB\nmore lines")
+
+    monkeypatch.setattr(calibration, "backends", full)
+    with pytest.raises(RunFailed) as caught:
+        calibrate("cuda")
+    assert "CUDA out of memory" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_deadline_leaves_out_what_was_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "backends", lambda device: [NumpyBackend()])
     monkeypatch.setattr(calibration, "_working_set", lambda on_cuda: 2**24)

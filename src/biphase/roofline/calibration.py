@@ -11,6 +11,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,6 +57,10 @@ class Backend(Protocol):
     def reads(self, size: int) -> Iterator[Callable[[], object]]:
         """Ways to read ``size`` bytes of device memory once."""
 
+    @property
+    def burst(self) -> int:
+        """Products that are timed as one, so that waiting for them does not count as launching them."""
+
     def wait(self) -> None:
         """Until all work is done."""
 
@@ -64,6 +69,7 @@ class NumpyBackend:
     """numpy's BLAS; reads go through one thread a core."""
 
     engine = "numpy"
+    burst = 1
     shapes: Sequence[tuple[int, int]] = CPU_SHAPES
 
     def dtypes(self) -> Sequence[str]:
@@ -106,12 +112,14 @@ class TorchBackend:
 
         self._torch = torch
         self._device = device
-        self.shapes: Sequence[tuple[int, int]] = CUDA_SHAPES if device.startswith("cuda") else CPU_SHAPES
+        self._cuda = device.startswith("cuda")
+        self.burst = 20 if self._cuda else 1
+        self.shapes: Sequence[tuple[int, int]] = CUDA_SHAPES if self._cuda else CPU_SHAPES
 
     def dtypes(self) -> Sequence[str]:
         """bf16 needs compute capability 8.0 on CUDA; int8 is there where a trial product works."""
         torch = self._torch
-        if not self._device.startswith("cuda"):
+        if not self._cuda:
             return ("bf16", "fp32", *self._int8())
         modern = torch.cuda.get_device_capability(self._device) >= (8, 0)
         return ("bf16" if modern else "fp16", *self._int8())
@@ -128,8 +136,11 @@ class TorchBackend:
         return self._torch.ones(*shape, dtype=getattr(self._torch, names[dtype]), device=self._device)
 
     def weights(self, dtype: str, elements: int) -> Any:
-        """Touched once, so that pages exist."""
-        return self._ones(dtype, elements)
+        """On CUDA random numbers: constant ones draw less power, and the clock would be higher than in use."""
+        flat = self._ones(dtype, elements)
+        if self._cuda:
+            flat.random_(-8, 8)
+        return flat
 
     def product(self, dtype: str, rows: int, shape: tuple[int, int], flat: Any) -> Run:
         """x · Wᵀ; int8 with int32 sums."""
@@ -151,7 +162,7 @@ class TorchBackend:
 
     def wait(self) -> None:
         """CUDA runs behind."""
-        if self._device.startswith("cuda"):
+        if self._cuda:
             self._torch.cuda.synchronize(self._device)
 
 
@@ -183,12 +194,19 @@ def _torch() -> Any:
 
 
 def calibrate(device: str = "auto", step: Step | None = None) -> Calibration:
-    """Measure this machine in less than a minute. RunFailed when memory is too small to leave the caches."""
+    """Measure this machine in less than a minute. RunFailed when its memory is too small or taken by others."""
+    try:
+        return _calibrate(device, step or (lambda *_: None))
+    except (RuntimeError, MemoryError) as error:  # torch's way to say that a device has no memory left
+        reason = (str(error).splitlines() or ["out of memory"])[0]
+        raise RunFailed(f"measuring failed: {reason}; end what else uses the device and try again") from error
+
+
+def _calibrate(device: str, tell: Step) -> Calibration:
     started, busy, own = time.perf_counter(), _busy_s(), time.process_time()
     found = backends(device)
     on_cuda = found[0].shapes is CUDA_SHAPES
     size = _working_set(on_cuda)
-    tell = step or (lambda *_: None)
     tell(0, ROUNDS, "read bandwidth")
     bandwidth = max(_read_rate(backend, size) for backend in found)
     plan = [(backend, dtype) for backend in found for dtype in backend.dtypes()]
@@ -296,13 +314,17 @@ def _cell(backend: Backend, run: Run) -> float:
 
     The least, since other work can only add time, and a parallel product waits for its slowest thread.
     """
-    i = 0
-    _timed(backend, lambda: run(i))
+    turn = count()
+
+    def several() -> None:
+        for _ in range(backend.burst):
+            run(next(turn))
+
+    _timed(backend, several)
     times: list[float] = []
     while sum(times) < CELL_S or len(times) < 5:
-        i += 1
-        times.append(_timed(backend, lambda: run(i)))  # noqa: B023 - runs at once
-    return min(times)
+        times.append(_timed(backend, several))
+    return min(times) / backend.burst
 
 
 def _timings(dtype: str, best: dict[Cell, float]) -> list[Timing]:
