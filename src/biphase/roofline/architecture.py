@@ -57,6 +57,12 @@ class Mask:
             return min(context, self.span - 1) + new
         return min(context, context % self.span) + new
 
+    def decode_keys(self, contexts: list[int]) -> int:
+        """Keys that one new token of each sequence sees, after ``contexts`` earlier ones."""
+        if self.pattern is Pattern.FULL:
+            return sum(contexts) + len(contexts)
+        return sum(map(self.visible, contexts))
+
     def kept(self, tokens: int) -> int:
         """Tokens that the cache must hold for a sequence of ``tokens``."""
         return tokens if self.pattern is Pattern.FULL else min(tokens, self.span)

@@ -173,8 +173,7 @@ class CostModel:
         # the fullest of the dp copies: whole sequences, so a batch below dp leaves copies idle
         share = -(-len(slices) // parallel.dp) / len(slices)
         self._matrices(tally, tokens, tokens * share, sum(s.logits for s in slices) * share)
-        for mixer, times in self.architecture.attentions:
-            self._attention(tally, mixer, times, slices, share)
+        self._attention(tally, slices, share)
         self._states(tally, tokens * share, len(slices) * share)
         self._rest(tally, tokens, tokens * share)
         return self._finish(tally, tokens)
@@ -207,27 +206,38 @@ class CostModel:
         tally.weights += self._vectors
         tally.bind(1, 0.0, self._vectors / self.device.bandwidth)
 
-    def _attention(
-        self, tally: _Tally, mixer: Attention | LatentAttention, times: int, slices: Sequence[Slice], share: float
-    ) -> None:
+    def _attention(self, tally: _Tally, slices: Sequence[Slice], share: float) -> None:
         """Both kernels of a mixed step: prefill over pairs, decode over the keys it reads."""
-        tp, element = self.execution.parallel.tp, self.execution.kv_bytes
-        token_bytes = mixer.kv_elements(tp) * element
-        for decode in (False, True):
-            chosen = [s for s in slices if s.decodes is decode]
-            if not chosen:
-                continue
-            keys = share * sum(mixer.mask.keys_read(s.new, s.context) for s in chosen)
-            # one query: as many pairs as keys
-            pairs = keys if decode else share * sum(mixer.mask.pairs(s.new, s.context) for s in chosen)
-            flops = pairs * mixer.flops_per_pair(decode) / tp
-            read = token_bytes * keys
-            written = share * token_bytes * sum(s.new for s in chosen)
-            tally.flops += times * flops
-            tally.kv_read += times * read
-            tally.kv_write += times * written
-            tally.compute += times * flops / self._attention_peak
-            self._attention_time(tally, times, decode, (pairs, flops, read + written))
+        decodes = [s.context for s in slices if s.decodes]
+        prefills = [(s.new, s.context) for s in slices if not s.decodes]
+        new = sum(tokens for tokens, _ in prefills)
+        for mixer, times in self.architecture.attentions:
+            if prefills:
+                pairs = sum(mixer.mask.pairs(*each) for each in prefills)
+                keys = sum(mixer.mask.keys_read(*each) for each in prefills)
+                self._kernel(tally, (mixer, times, False), (share * pairs, share * keys, share * new))
+            if decodes:
+                keys = mixer.mask.decode_keys(decodes)
+                # one query a sequence: as many pairs as keys
+                self._kernel(tally, (mixer, times, True), (share * keys, share * keys, share * len(decodes)))
+
+    def _kernel(
+        self,
+        tally: _Tally,
+        kernel: tuple[Attention | LatentAttention, int, bool],
+        work: tuple[float, float, float],
+    ) -> None:
+        """One attention kernel of (mixer, layers, decode) on (pairs, keys read, tokens written) a layer."""
+        mixer, times, decode = kernel
+        pairs, keys, new = work
+        tp = self.execution.parallel.tp
+        token_bytes = mixer.kv_elements(tp) * self.execution.kv_bytes
+        flops = pairs * mixer.flops_per_pair(decode) / tp
+        tally.flops += times * flops
+        tally.kv_read += times * token_bytes * keys
+        tally.kv_write += times * token_bytes * new
+        tally.compute += times * flops / self._attention_peak
+        self._attention_time(tally, times, decode, (pairs, flops, token_bytes * (keys + new)))
 
     def _attention_time(self, tally: _Tally, times: int, decode: bool, work: tuple[float, float, float]) -> None:
         pairs, flops, moved = work
