@@ -97,6 +97,16 @@ def test_a_table_that_says_more_than_the_metadata_is_noted(tmp_path: Path) -> No
     assert "parameters" in found.notes[0]
 
 
+def test_biases_of_qwen2_lie_in_fp32(tmp_path: Path) -> None:
+    metadata = {k.replace("llama.", "qwen2."): v for k, v in METADATA.items()} | {"general.architecture": "qwen2"}
+    biases = [("attn_q", 64), ("attn_k", 32), ("attn_v", 32)]
+    table = tensors() + [tensor(f"blk.{i}.{name}.bias", (n,), 0) for i in range(2) for name, n in biases]
+    found = from_gguf_file(written(tmp_path / "q.gguf", gguf(metadata, table)))
+    plain = from_gguf_file(written(tmp_path / "l.gguf", gguf(METADATA, tensors())))
+    assert found.notes == plain.notes == ()  # parameters and bytes are those of the table
+    assert found.weight_bytes == plain.weight_bytes + 2 * 128 * 4
+
+
 def test_metadata_alone_takes_the_file_type_and_says_so() -> None:
     found = from_gguf_metadata(METADATA)
     assert set(found.formats) == {"Q4_1"}

@@ -144,6 +144,7 @@ class Matrix:
     bias: int = 0
     pieces: int = 1
     row_parallel: bool = False
+    bias_width: int = 2
 
     @property
     def weights(self) -> int:
@@ -152,8 +153,8 @@ class Matrix:
 
     @cached_property
     def stored_bytes(self) -> int:
-        """Bytes as stored, scales and the 2-byte bias included."""
-        return self.form.stored_bytes(self.inputs, self.outputs) + 2 * self.bias
+        """Bytes as stored, scales and the bias included."""
+        return self.form.stored_bytes(self.inputs, self.outputs) + self.bias_width * self.bias
 
     def share(self, ranks: int) -> float:
         """The part of the matrix on the fullest of ``ranks`` GPUs."""

@@ -51,10 +51,10 @@ def from_config(config: Mapping[str, Any], name: str = "", dtype: Format | None 
 
 
 def from_config_with(config: Mapping[str, Any], name: str, form: FormOf) -> Architecture:
-    """The architecture of a config whose matrices are stored as ``form`` says (a GGUF tensor table)."""
+    """The architecture of a config whose matrices are stored as ``form`` says (a GGUF tensor table, biases in fp32)."""
     fields = Fields(config, name)
     family = _family(fields)
-    return _READERS[family](Source(fields, form, name, family))
+    return _READERS[family](Source(fields, form, name, family, bias_width=4))
 
 
 def from_config_file(path: Path, name: str = "", dtype: Format | None = None) -> Architecture:

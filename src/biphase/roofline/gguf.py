@@ -308,8 +308,12 @@ def _checked(found: Architecture, tensors: Mapping[str, Tensor], source: str) ->
     """The architecture with the 4-byte vectors of GGUF; a note when the table holds what the metadata does not name."""
     layers = tuple(replace(layer, vector_width=4) for layer in found.layers)
     exact = replace(found, layers=layers, vector_width=4)
-    listed = sum(t.elements for t in tensors.values() if not t.name.startswith("rope_"))
-    if listed != exact.parameters:
-        note = f"the tensor table holds {listed:,} parameters, the metadata describes {exact.parameters:,}"
-        return replace(exact, notes=(*exact.notes, note))
-    return exact
+    counted = [tensor for tensor in tensors.values() if not tensor.name.startswith("rope_")]
+    listed, stored = sum(t.elements for t in counted), sum(t.stored_bytes for t in counted)
+    if (listed, stored) == (exact.parameters, exact.weight_bytes):
+        return exact
+    note = (
+        f"the tensor table holds {listed:,} parameters in {stored:,} bytes, "
+        f"the metadata describes {exact.parameters:,} in {exact.weight_bytes:,}"
+    )
+    return replace(exact, notes=(*exact.notes, note))

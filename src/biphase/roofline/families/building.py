@@ -12,18 +12,19 @@ LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "line
 
 @dataclass(frozen=True)
 class Source:
-    """A config being read: its fields, the format of each module, and names for messages."""
+    """A config being read: its fields, the format of each module, names for messages, and bytes of a bias element."""
 
     fields: Fields
     form: FormOf
     name: str
     family: str
+    bias_width: int = 2
 
     def matrix(
         self, path: str, inputs: int, outputs: int, *, pieces: int = 1, bias: bool = False, row: bool = False
     ) -> Matrix:
         """A linear weight; with ``bias`` one parameter more for each output."""
-        return Matrix(path, inputs, outputs, self.form(path), outputs if bias else 0, pieces, row)
+        return Matrix(path, inputs, outputs, self.form(path), outputs if bias else 0, pieces, row, self.bias_width)
 
 
 @dataclass(frozen=True)
