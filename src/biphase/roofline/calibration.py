@@ -21,7 +21,7 @@ from biphase.errors import BadInput, RunFailed
 from biphase.roofline.fitting import Calibrated, Calibration, Timing, fit_law
 
 ROWS = (1, 8, 64, 512)
-ROUNDS = 3  # visits to each cell, apart in time, so that a burst of other work spoils one of them
+ROUNDS = 5  # visits to each cell, apart in time, so that a burst of other work spoils some of them only
 CPU_SHAPES = ((1024, 1024), (4096, 1024), (4096, 4096))
 CUDA_SHAPES = ((2048, 2048), (4096, 4096), (8192, 8192))
 BUDGET_S = 50.0  # of measuring; the command promises a minute
