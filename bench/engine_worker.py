@@ -3,6 +3,7 @@
 import json
 import statistics
 import sys
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from biphase import __version__
@@ -14,8 +15,12 @@ if TYPE_CHECKING:
     from biphase.engine.engine import Engine
 
 
+asked = count()
+
+
 def prompt(length: int) -> tuple[int, ...]:
-    return tuple(1000 + i * 7919 % 30000 for i in range(length))
+    """Never the same twice, so that no prefix cache answers."""
+    return (1000 + next(asked), *(1000 + i * 7919 % 30000 for i in range(1, length)))
 
 
 def answer(engine: "Engine", question: dict[str, Any]) -> float:

@@ -51,7 +51,7 @@ def test_preemption_happened_and_changed_nothing() -> None:
     for name, prompt in PROMPTS.items():
         submit(engine, name, prompt, 40)
     assert run(engine) == {name: alone(name, 40) for name in PROMPTS}
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.counters.preemptions > 0
 
 
 def test_sampled_tokens_depend_on_seed_and_position_alone() -> None:

@@ -10,7 +10,7 @@ from biphase.engine.messages import Submit
 from biphase.engine.model import Model
 from biphase.engine.safetensors_files import RandomSource
 from biphase.engine.weights import assemble
-from biphase.scheduling.scheduler import SchedulerConfig
+from biphase.scheduling.config import SchedulerConfig
 
 CONFIG = ModelConfig(
     family="llama",

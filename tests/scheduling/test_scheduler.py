@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 
 from biphase.scheduling.blocks import BlockPool
+from biphase.scheduling.config import SchedulerConfig
 from biphase.scheduling.plan import StepPlan, StepResult
 from biphase.scheduling.request import FinishReason, Request
-from biphase.scheduling.scheduler import Scheduler, SchedulerConfig
+from biphase.scheduling.scheduler import Scheduler
 
 
 class EchoExecutor:
@@ -22,7 +23,9 @@ class EchoExecutor:
             self.computed.pop(name, None)
         tokens = {}
         for s in plan.slices:
-            assert s.start == self.computed.get(s.request.id, 0), "a slice continues where the last one ended"
+            # behind a cached prefix at the start and after a preemption, else where the last slice ended
+            assert s.start == self.computed.get(s.request.id, s.start)
+            assert s.start == 0 or s.request.id in self.computed or s.start % self.block_size == 0
             assert len(s.request.blocks) * self.block_size >= s.start + s.count, "every computed token has a place"
             self.computed[s.request.id] = s.start + s.count
             if s.samples:
@@ -106,7 +109,7 @@ def test_first_come_first_served(rows: list[tuple[int, int, int, frozenset[int]]
     scheduler = Scheduler(SchedulerConfig(20, 100, 16, budget, 4))
     requests = [(0, Request(f"r{n}", tuple(range(size)), out)) for n, (_, size, out, _) in enumerate(rows)]
     plans = run_to_end(scheduler, list(requests), {})
-    firsts = [s.request.id for plan in plans for s in plan.slices if s.start == 0]
+    firsts = [s.request.id for plan in plans for s in plan.slices]
     first_seen = list(dict.fromkeys(firsts))
     assert first_seen == [request.id for _, request in requests]
 
@@ -130,7 +133,7 @@ def test_the_youngest_is_preempted_and_resumes_with_the_same_tokens() -> None:
     scheduler = Scheduler(SchedulerConfig(num_blocks=6, max_model_len=96, block_size=16, max_num_seqs=4))
     old, young = Request("old", tuple(range(30)), 60), Request("young", tuple(range(30)), 40)
     plans = run_to_end(scheduler, [(0, old), (0, young)], {})
-    assert scheduler.num_preemptions > 0
+    assert scheduler.counters.preemptions > 0
     assert {name for plan in plans for name in plan.preempted} == {"young"}
     assert old.output == expected(old.prompt, 60, frozenset())
     assert young.output == expected(young.prompt, 40, frozenset())
@@ -191,11 +194,11 @@ def test_more_sequences_than_tokens_in_a_step_are_refused() -> None:
 def test_the_pool_sees_a_leak_and_a_double_use() -> None:
     pool = BlockPool(4)
     blocks = pool.allocate(2)
-    pool.check(blocks)
+    pool.check([blocks])
     with pytest.raises(AssertionError, match="not the blocks that the pool gave out"):
-        pool.check(blocks[:1])
+        pool.check([blocks[:1]])
     with pytest.raises(AssertionError, match="not the blocks that the pool gave out"):
-        pool.check([*blocks, blocks[0]])
+        pool.check([blocks, blocks[:1]])
     with pytest.raises(ValueError, match="3 blocks asked for and 2 free"):
         pool.allocate(3)
     pool.free(blocks)

@@ -15,8 +15,9 @@ from biphase.engine.model import Model
 from biphase.engine.options import EngineOptions
 from biphase.engine.runner import PhaseSeconds, Runner
 from biphase.errors import BadInput
+from biphase.scheduling.config import SchedulerConfig
 from biphase.scheduling.request import FinishReason, Request, SamplingParams
-from biphase.scheduling.scheduler import Outcome, Scheduler, SchedulerConfig
+from biphase.scheduling.scheduler import Outcome, Scheduler
 
 BLOCK_SIZE = 16
 """Tokens per KV block, as in vLLM: small enough to waste half a block a sequence, long enough to read in one run."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from biphase.scheduling.request import Request
+from biphase.scheduling.step_time import StepShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,26 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(s.count for s in self.slices)
 
+    @property
+    def shape(self) -> StepShape:
+        """What the step computes, as its time depends on it."""
+        decode = self.decode
+        shape = StepShape(len(decode), sum(s.start + 1 for s in decode))
+        for s in self.prefill:
+            shape = shape.with_chunk(s.count, s.start)
+        return shape
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The next token of every slice that samples, by request id, and the requests that failed with their reason."""
+    """The next token of every slice that samples, by request id, and the requests that failed with their reason.
+
+    ``seconds`` is what the step took on the executor's clock; the scheduler learns its step-time law from it.
+    """
 
     tokens: Mapping[str, int] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
+    seconds: float | None = None
 
 
 class Executor(Protocol):

@@ -8,6 +8,8 @@ prefill, a decode, a prefix hit and the resumption after a preemption.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from biphase.scheduling.blocks import Piece
+
 
 class FinishReason(StrEnum):
     """Why a request ended; ``stop`` and ``length`` are OpenAI's words."""
@@ -37,7 +39,9 @@ class Request:
     """One request in the scheduler: its tokens, its blocks, and how far it has come.
 
     ``stop_ids`` end it with reason ``stop`` (the model's end-of-sequence ids unless the client said ignore_eos);
-    ``max_tokens`` bounds the output; ``arrival`` is the caller's clock in seconds.
+    ``max_tokens`` bounds the output; ``arrival`` is the caller's clock in seconds. A lower ``priority`` goes first.
+    ``num_cached`` counts the prompt tokens that the prefix cache gave when the request was first admitted, and
+    ``pieces`` are the full blocks of its tokens, as far as they have been cut.
     """
 
     id: str
@@ -46,9 +50,12 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     sampling: SamplingParams = field(default_factory=SamplingParams)
     arrival: float = 0.0
+    priority: int = 0
     output: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_cached: int | None = None
+    pieces: list[Piece] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

@@ -1,43 +1,29 @@
-"""Which tokens run in the next step: decodes always, chunks of prefill in what the token budget leaves.
+"""Which tokens run in the next step: decodes always, chunks of prefill in what the budget leaves.
 
-First come, first served. A waiting request is admitted only when the KV of all its known tokens fits, so that no two
-half-admitted requests can wait for each other (vLLM #45388). When a decode finds no free block, the youngest running
-request is preempted: its blocks go back and it recomputes prompt and output later (``num_computed = 0``).
+First come, first served within a priority. A waiting request is admitted only when the KV of all its known tokens
+fits, so that no two half-admitted requests can wait for each other (vLLM #45388). When a decode finds no free block,
+the last of the running requests is preempted: its blocks go back and it recomputes later (``num_computed = 0``),
+which costs little where the prefix cache still has them.
 """
 
-from collections import deque
+from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from biphase.scheduling.blocks import BlockPool
+from biphase.scheduling.blocks import BlockPool, Piece, next_piece
+from biphase.scheduling.budget import PrefillBudget
+from biphase.scheduling.config import SchedulerConfig
 from biphase.scheduling.plan import Slice, StepPlan, StepResult
 from biphase.scheduling.request import FinishReason, Request
+from biphase.scheduling.step_time import StepShape, StepTimeLaw
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Limits of one step and of the pool. Tokens and blocks are counts; ``block_size`` is tokens per block."""
+class QueueFullError(Exception):
+    """The queue has reached a cap; ``retry_after`` is a guess in seconds at when it has room, None before any step."""
 
-    num_blocks: int
-    max_model_len: int
-    block_size: int = 16
-    max_num_batched_tokens: int = 2048
-    max_num_seqs: int = 64
-
-    def __post_init__(self) -> None:
-        for name in ("num_blocks", "max_model_len", "block_size", "max_num_batched_tokens", "max_num_seqs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.max_num_seqs > self.max_num_batched_tokens:
-            raise ValueError(
-                f"max_num_seqs {self.max_num_seqs} exceeds max_num_batched_tokens {self.max_num_batched_tokens}: "
-                "every running sequence decodes one token in every step"
-            )
-
-    @property
-    def max_request_tokens(self) -> int:
-        """The longest request, prompt and output together, that can ever run."""
-        return min(self.max_model_len, self.num_blocks * self.block_size)
+    def __init__(self, message: str, retry_after: float | None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +36,27 @@ class Outcome:
     error: str | None = None
 
 
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start. ``cache_queries`` and ``cache_hits`` are prompt tokens, counted once at admission."""
+
+    preemptions: int = 0
+    cache_queries: int = 0
+    cache_hits: int = 0
+
+
 class Scheduler:
     """State of all requests. ``plan`` decides a step, ``commit`` books its result; the caller runs it in between."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, law: StepTimeLaw | None = None) -> None:
         self.config = config
         self.pool = BlockPool(config.num_blocks)
-        self.waiting: deque[Request] = deque()
+        self.law = law or StepTimeLaw()
+        self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self.num_preemptions = 0
+        self.counters = Counters()
+        self._order: dict[str, tuple[int, int]] = {}
+        self._arrivals = 0
         self._freed: list[str] = []
         self._preempted: list[str] = []
 
@@ -71,8 +69,13 @@ class Scheduler:
         """Share of the pool that requests hold, 0 to 1."""
         return 1 - self.pool.num_free / self.pool.num_blocks
 
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that wait."""
+        return sum(len(request.prompt) for request in self.waiting)
+
     def add(self, request: Request) -> None:
-        """Queue a request. One that can never fit is refused at once with ``ValueError`` (vLLM #39734)."""
+        """Queue a request. ``ValueError``: it can never fit (vLLM #39734). ``QueueFullError``: there is no room now."""
         total = len(request.prompt) + request.max_tokens
         if not request.prompt or request.max_tokens < 1:
             raise ValueError("a request needs at least one prompt token and one output token")
@@ -81,7 +84,10 @@ class Scheduler:
                 f"{len(request.prompt)} prompt tokens and {request.max_tokens} output tokens exceed the limit of "
                 f"{self.config.max_request_tokens}"
             )
-        self.waiting.append(request)
+        self._check_caps(request)
+        self._order[request.id] = (request.priority, self._arrivals)
+        self._arrivals += 1
+        insort(self.waiting, request, key=self._rank)
 
     def abort(self, request_id: str) -> bool:
         """Forget a request in whatever state it is; False when it is not here (any more)."""
@@ -94,14 +100,16 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan:
         """The next step at ``now`` (seconds, the caller's clock). Empty only when nothing waits or runs."""
         slices = list(self._plan_decodes())
-        budget = self.config.max_num_batched_tokens - len(slices)
-        slices += self._plan_prefills(budget)
+        decode = StepShape(len(slices), sum(s.start + 1 for s in slices))
+        slices += self._plan_prefills(PrefillBudget(self.config, self.law, decode))
         plan = StepPlan(tuple(slices), tuple(self._freed), tuple(self._preempted))
         self._freed, self._preempted = [], []
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Outcome]:
         """Book a step: tokens count as computed, sampled tokens are appended, ended requests are released."""
+        if result.seconds is not None:
+            self.law.learn(plan.shape, result.seconds)
         outcomes = []
         for piece in plan.slices:
             request = piece.request
@@ -110,15 +118,33 @@ class Scheduler:
                 outcomes.append(Outcome(request, None, FinishReason.ERROR, result.failed[request.id]))
                 continue
             request.num_computed += piece.count
+            self._publish(request, piece.start)
             if piece.samples:
                 outcomes.append(self._append(request, result.tokens[request.id]))
         return outcomes
 
     def check(self) -> None:
         """Integrity of the pool; run when idle and after every test."""
-        self.pool.check(block for request in self.running for block in request.blocks)
+        self.pool.check(request.blocks for request in self.running)
         if any(request.blocks or request.num_computed for request in self.waiting):
             raise AssertionError("a waiting request holds blocks or counts computed tokens")
+        if self._order.keys() != {request.id for request in [*self.running, *self.waiting]}:
+            raise AssertionError("the ranks kept are not those of the live requests")
+
+    def _rank(self, request: Request) -> tuple[int, int]:
+        return self._order[request.id]
+
+    def _check_caps(self, request: Request) -> None:
+        config, tokens = self.config, self.queued_tokens
+        if config.max_queued_requests is not None and len(self.waiting) >= config.max_queued_requests:
+            raise QueueFullError(f"{len(self.waiting)} requests wait, as many as may", self._retry_after(tokens))
+        cap, more = config.max_queued_tokens, len(request.prompt)
+        if cap is not None and tokens and tokens + more > cap:
+            reason = f"{tokens} prompt tokens wait, and {more} more would exceed the {cap} that may"
+            raise QueueFullError(reason, self._retry_after(tokens))
+
+    def _retry_after(self, tokens: int) -> float | None:
+        return self.law.predict(StepShape().with_chunk(tokens, 0)) if self.law.knows else None
 
     def _append(self, request: Request, token: int) -> Outcome:
         request.output.append(token)
@@ -132,37 +158,53 @@ class Scheduler:
         return Outcome(request, token, reason)
 
     def _plan_decodes(self) -> Iterator[Slice]:
-        # Oldest first; victims are taken from the young end, so a victim never has a slice in this plan yet.
+        # In rank order; victims are taken from the other end, so a victim never has a slice in this plan yet.
         for request in [r for r in self.running if r.remaining == 1]:
             if request in self.running and self._make_room(request):
                 yield self._slice(request, 1)
 
-    def _plan_prefills(self, budget: int) -> Iterator[Slice]:
+    def _plan_prefills(self, budget: PrefillBudget) -> Iterator[Slice]:
         for request in [r for r in self.running if r.remaining > 1]:
-            if budget > 0:
-                count = min(budget, request.remaining)
-                budget -= count
+            if count := budget.grant(request.num_computed, request.remaining):
                 yield self._slice(request, count)
-        while budget > 0 and self._admit():
-            request = self.running[-1]
-            count = min(budget, request.remaining)
-            budget -= count
-            yield self._slice(request, count)
+        while self.waiting and not self._preempted and len(self.running) < self.config.max_num_seqs:
+            head = self.waiting[0]  # nobody overtakes the head
+            cached = self.pool.match(self._reusable(head))
+            if not self._fits(head, cached):
+                break
+            past = len(cached) * self.config.block_size
+            count = budget.grant(past, head.num_tokens - past)
+            if not count:
+                break
+            yield self._admit(head, cached, count)
 
-    def _admit(self) -> bool:
-        """Move the head of the queue to running, if it fits whole. Nobody overtakes the head."""
-        if not self.waiting or self._preempted or len(self.running) >= self.config.max_num_seqs:
-            return False
-        needed = self._blocks_for(self.waiting[0].num_tokens)
-        # Each running sequence may need a block soon: without this reserve a resumed request is preempted at once
-        # (vLLM #25538).
-        if needed + len(self.running) > self.pool.num_free:
-            return False
-        self.running.append(self.waiting.popleft())
-        return True
+    def _fits(self, request: Request, cached: list[int]) -> bool:
+        """Whether all known tokens of a waiting request fit, with a block in reserve for each running one.
+
+        Without the reserve a resumed request is preempted again at once (vLLM #25538).
+        """
+        needed = self._blocks_for(request.num_tokens) - len(cached) + self.pool.num_kept(cached)
+        return needed + len(self.running) <= self.pool.num_free
+
+    def _admit(self, request: Request, cached: list[int], count: int) -> Slice:
+        """From waiting to running, with its cached blocks and those of its whole prefill."""
+        self.pool.hold(cached)
+        request.blocks += cached
+        request.num_computed = len(cached) * self.config.block_size
+        self._count_hits(request)
+        self.waiting.remove(request)
+        insort(self.running, request, key=self._rank)
+        admitted = self._slice(request, count)
+        return replace(admitted, new_blocks=tuple(request.blocks))
+
+    def _count_hits(self, request: Request) -> None:
+        if request.num_cached is None:
+            request.num_cached = request.num_computed
+            self.counters.cache_queries += len(request.prompt)
+            self.counters.cache_hits += request.num_cached
 
     def _make_room(self, request: Request) -> bool:
-        """Free a block for the request's next token by preempting the youngest; False when that is itself."""
+        """Free a block for the request's next token by preempting the last; False when that is itself."""
         while self._missing_blocks(request, 1) > self.pool.num_free:
             victim = self.running[-1]
             self._preempt(victim)
@@ -173,15 +215,16 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         self._take_back(request)
         request.num_computed = 0
-        self.waiting.appendleft(request)
+        insort(self.waiting, request, key=self._rank)
         self._preempted.append(request.id)
-        self.num_preemptions += 1
+        self.counters.preemptions += 1
 
     def _release(self, request: Request) -> None:
         if request in self.running:
             self._take_back(request)
         else:
             self.waiting.remove(request)
+        del self._order[request.id]
         self._freed.append(request.id)
 
     def _take_back(self, request: Request) -> None:
@@ -200,3 +243,25 @@ class Scheduler:
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.config.block_size)
+
+    def _reusable(self, request: Request) -> list[Piece]:
+        """The full blocks of what is known but the last token: that one is computed again, for its logits."""
+        if not self.config.prefix_caching:
+            return []
+        return self._cut(request, (request.num_tokens - 1) // self.config.block_size)
+
+    def _publish(self, request: Request, computed_before: int) -> None:
+        """Let others find the blocks that the last step filled."""
+        first, last = (tokens // self.config.block_size for tokens in (computed_before, request.num_computed))
+        if self.config.prefix_caching and last > first:
+            pieces = self._cut(request, last)
+            for index in range(first, last):
+                self.pool.publish(request.blocks[index], pieces[index])
+
+    def _cut(self, request: Request, count: int) -> list[Piece]:
+        """The first ``count`` blocks of the request's tokens as pieces; each is cut once."""
+        size = self.config.block_size
+        while len(request.pieces) < count:
+            before = request.pieces[-1] if request.pieces else None
+            request.pieces.append(next_piece(before, request.tokens(len(request.pieces) * size, size)))
+        return request.pieces[:count]

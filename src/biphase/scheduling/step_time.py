@@ -1,0 +1,93 @@
+"""How long a step takes, learnt from the steps themselves: what the ITL budget asks before it adds prefill to decodes.
+
+    seconds = t0 + w * decodes + k * decode context + b * chunk + c * chunk pairs
+
+the decode law and the prefill law of one step together: t0 reads the weights, w is the work of one more sequence, k
+reads one more token of its KV, b computes one more prompt token, c attends one more pair (new token, earlier token).
+
+Each step corrects the coefficients by its error, normalised so that the same step again would be predicted with that
+share less error (normalised least mean squares; Widrow and Hoff 1960, Nagumo and Noda 1967). Unlike recursive least
+squares it stays bounded when the same kind of step comes a thousand times, which is what decoding is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+TYPICAL = (1.0, 8.0, 8e3, 256.0, 256e3)
+"""Sizes of the five features in an ordinary step. Divided by them, all coefficients are seconds of an ordinary step,
+and an error is shared out between them by what each contributed."""
+RATE = 0.2
+"""Share of an error that one step corrects: a change of the machine's speed is followed within about ten steps."""
+FIRST_PASSES = 300
+"""How often the first measurements are gone through: as equations, solved by projecting on each in turn (Kaczmarz)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What a step computes: sequences that decode and their context in tokens; prompt tokens and their pairs."""
+
+    decodes: int = 0
+    decode_context: int = 0
+    chunk: int = 0
+    pairs: int = 0
+
+    def with_chunk(self, count: int, past: int) -> "StepShape":
+        """This step and ``count`` prompt tokens more, behind ``past`` computed ones."""
+        return StepShape(
+            self.decodes, self.decode_context, self.chunk + count, self.pairs + count * past + count * (count + 1) // 2
+        )
+
+    def features(self) -> tuple[float, ...]:
+        raw = (1.0, float(self.decodes), float(self.decode_context), float(self.chunk), float(self.pairs))
+        return tuple(value / size for value, size in zip(raw, TYPICAL, strict=True))
+
+
+class StepTimeLaw:
+    """Predicts the seconds of a step and learns from what it then took; ``first`` are measurements to start from."""
+
+    def __init__(self, first: Sequence[tuple[StepShape, float]] = ()) -> None:
+        self._coefficients = [0.0] * len(TYPICAL)
+        self._variance = 0.0
+        for _ in range(FIRST_PASSES):
+            for shape, seconds in first:
+                self._correct(shape.features(), seconds)
+
+    @property
+    def knows(self) -> bool:
+        """Whether there is anything to predict from."""
+        return any(self._coefficients)
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of recent errors of prediction, in seconds."""
+        return sqrt(self._variance)
+
+    def predict(self, shape: StepShape) -> float:
+        """Seconds of such a step."""
+        return self._at(shape.features())
+
+    def learn(self, shape: StepShape, seconds: float) -> None:
+        """Take one step into account."""
+        error = self._correct(shape.features(), seconds)
+        self._variance += RATE * (error**2 - self._variance)
+
+    def largest_chunk(self, shape: StepShape, past: int, most: int, seconds: float) -> int:
+        """The most prompt tokens behind ``past`` that keep such a step within ``seconds``; 0 when none does."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.predict(shape.with_chunk(middle, past)) <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _at(self, features: Sequence[float]) -> float:
+        return sum(c * x for c, x in zip(self._coefficients, features, strict=True))
+
+    def _correct(self, features: Sequence[float], seconds: float) -> float:
+        error = seconds - self._at(features)
+        step = RATE * error / sum(x * x for x in features)
+        self._coefficients = [max(c + step * x, 0.0) for c, x in zip(self._coefficients, features, strict=True)]
+        return error
