@@ -55,6 +55,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dies_after: int | None = None  # completions until the process ends
     silent: bool = False
     max_model_len: int | None = None
+    n_vocab: int | None = None
     refuses_longer_than: int | None = None
     bos: int = 0
     template: int = 5
@@ -109,7 +110,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/health":
             return self._json(200, {"status": "ok"})
         if path == "/v1/models" and self.script.has_models:
-            extra = {} if self.script.max_model_len is None else {"max_model_len": self.script.max_model_len}
+            extra: dict[str, Any] = {} if self.script.n_vocab is None else {"meta": {"n_vocab": self.script.n_vocab}}
+            extra |= {} if self.script.max_model_len is None else {"max_model_len": self.script.max_model_len}
             return self._json(200, {"object": "list", "data": [{"id": m, **extra} for m in self.script.models]})
         return self._refuse(404, f"no route {path}")
 

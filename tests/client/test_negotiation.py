@@ -150,3 +150,14 @@ def test_the_key_and_other_headers_are_sent() -> None:
 
 def test_a_limited_rate_is_waited_for() -> None:
     assert negotiate(limited_requests=3).dialect.fields == ALL
+
+
+def test_a_toy_vocabulary_is_not_left() -> None:
+    assert negotiate(n_vocab=512).notes[0] == "prompts are token ids, drawn from 256 to 511"
+    assert negotiate(n_vocab=49152).notes[0] == "prompts are token ids, drawn from 1000 to 9999"
+
+
+def test_of_many_refusals_the_telling_one_is_shown() -> None:
+    """Token ids, text and chat are all tried; the first answer says what is wrong, the last that a route is missing."""
+    with pytest.raises(RunFailed, match="/v1/completions: HTTP 400: Unrecognized request argument: prompt"):
+        negotiate(refuses=["prompt"], chat=False)

@@ -36,6 +36,7 @@ class Api:
     base: str
     model: str
     max_model_len: int | None = None
+    vocab_size: int | None = None
 
 
 def parse_url(text: str) -> str:
@@ -169,15 +170,21 @@ def _choose(base: str, entries: list[dict[str, object]], model: str | None) -> A
         raise BadInput(f"{problem}; say which: --model NAME")
     chosen = model if model is not None else names[0]
     entry = next((entry for entry in entries if entry.get("id") == chosen), {})
-    return Api(root_of(base), base, chosen, _length_limit(entry))
+    return Api(root_of(base), base, chosen, _length_limit(entry), _meta(entry, "n_vocab"))
 
 
 def _length_limit(entry: Mapping[str, object]) -> int | None:
     # vLLM and SGLang: max_model_len; llama.cpp: meta.n_ctx, of one slot; gateways: one of the others
-    meta = entry.get("meta")
     found = [entry.get(key) for key in ("max_model_len", "context_length", "max_context_length", "context_window")]
-    found.append(meta.get("n_ctx") if isinstance(meta, dict) else None)
+    found.append(_meta(entry, "n_ctx"))
     return next((limit for limit in found if isinstance(limit, int) and limit > 0), None)
+
+
+def _meta(entry: Mapping[str, object], key: str) -> int | None:
+    """A number that llama.cpp tells of a model beside what the API asks for."""
+    meta = entry.get("meta")
+    value = meta.get(key) if isinstance(meta, dict) else None
+    return value if isinstance(value, int) else None
 
 
 ROUND_TRIPS = 10

@@ -16,6 +16,7 @@ from biphase.client.tokenize import Tokenizer, find_tokenizer
 from biphase.errors import RunFailed
 
 PROBE_TOKENS = 8
+NOT_THERE = (404, 405, 501)
 MOST_OWN_TOKENS = 4  # a server may put BOS and its like before token ids; more means that it did not read them as ids
 
 _FORMS: tuple[PromptForm, ...] = ("token_ids", "text", "chat")
@@ -42,7 +43,7 @@ async def open_target(url: str, model: str | None, access: Access) -> AsyncItera
     async with connect(access) as session:
         api = await find_api(session, url, model)
         tokenizer = await find_tokenizer(session, api)
-        ids, where = await _ordinary_ids(tokenizer)
+        ids, where = await _ordinary_ids(tokenizer, api.vocab_size)
         dialect, answer = await _agree(session, api, ids)
         prompts, how = await _prompts(session, dialect, answer.record, ids, where)
         path, times = await round_trip(session, api)
@@ -50,11 +51,14 @@ async def open_target(url: str, model: str | None, access: Access) -> AsyncItera
         yield Target(session, api, dialect, prompts, path, times, notes)
 
 
-async def _ordinary_ids(tokenizer: Tokenizer | None) -> tuple[list[int], str]:
+async def _ordinary_ids(tokenizer: Tokenizer | None, vocab_size: int | None) -> tuple[list[int], str]:
     """Token ids of ordinary words, by the server's tokenizer where there is one, and a phrase that says which."""
     if tokenizer is not None and (ids := await _word_ids(tokenizer)):
         return ids, f"drawn from the ids of {len(ids)} everyday words (the server's /tokenize)"
-    return list(ORDINARY_IDS), f"drawn from {ORDINARY_IDS.start} to {ORDINARY_IDS.stop - 1}"
+    drawn = ORDINARY_IDS
+    if vocab_size is not None and vocab_size < drawn.stop:  # a toy vocabulary: its upper half
+        drawn = range(vocab_size // 2, vocab_size)
+    return list(drawn), f"drawn from {drawn.start} to {drawn.stop - 1}"
 
 
 async def _word_ids(tokenizer: Tokenizer) -> list[int]:
@@ -79,7 +83,7 @@ class Refusals:
 
     def learn(self, dialect: Dialect, status: int, message: str) -> None:
         """Take from a refusal what it names: a field, the prompt's form, or the whole endpoint."""
-        if status in (404, 405, 501):
+        if status in NOT_THERE:
             self.forms |= {"chat"} if dialect.form == "chat" else {"token_ids", "text"}
             return
         named = {name for name in dialect.fields - {"max_tokens"} if name in message}
@@ -102,7 +106,7 @@ class Refusals:
 async def _agree(session: aiohttp.ClientSession, api: Api, ids: list[int]) -> tuple[Dialect, Answer]:
     """The first way of asking that this server answers, with its answer to a short probe."""
     refusals, tried = Refusals(), set[Dialect]()
-    last: str | None = None
+    heard: list[Record] = []
     while (dialect := next((d for d in refusals.candidates(api) if d not in tried), None)) is not None:
         tried.add(dialect)
         answer = await _probe(session, dialect, ids)
@@ -112,9 +116,11 @@ async def _agree(session: aiohttp.ClientSession, api: Api, ids: list[int]) -> tu
             refusals.forms.add("token_ids")
             continue
         _stop_if_fatal(answer.record)
-        last = answer.record.error
+        heard.append(answer.record)
         refusals.learn(dialect, answer.record.status or 0, server_message(answer.body))
-    raise RunFailed(last or "the server refused every form of request")
+    # the first refusal of an endpoint that is there answers the most natural question
+    telling = [record for record in heard if record.status not in NOT_THERE] or heard
+    raise RunFailed(str(telling[0].error) if telling else "the server refused every form of request")
 
 
 async def _probe(session: aiohttp.ClientSession, dialect: Dialect, ids: list[int]) -> Answer:
