@@ -93,3 +93,8 @@ def test_a_single_request_has_no_spread() -> None:
     lines = [" ".join(line.split()) for line in shown(rows=(LengthRow(1, 1, 1, one, one, one, one, one),), repeats=1)]
     assert "1 12.34 12.34 12.34 12.34" in lines
     assert "spread: unknown, one request for each length" in lines
+
+
+def test_a_model_named_by_its_file_is_shown_by_its_name() -> None:
+    assert shown(model="/models/a/b.gguf")[0].startswith("b.gguf at ")
+    assert shown(model="org/name")[0].startswith("org/name at ")

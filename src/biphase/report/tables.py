@@ -1,6 +1,7 @@
 """Results as tables and sentences for a terminal."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -25,7 +26,8 @@ def print_profile(result: ProfileResult, console: Console | None = None) -> None
 
 def profile_view(result: ProfileResult) -> list[RenderableType]:
     """The profile of one server: what spoils it first, then the table of the two phases, then what it shows."""
-    parts: list[RenderableType] = [Text(f"{result.model} at {result.url}", style="bold")]
+    model = PurePath(result.model).name if result.model.startswith("/") else result.model  # llama.cpp names a file
+    parts: list[RenderableType] = [Text(f"{model} at {result.url}", style="bold")]
     parts += [Text(f"warning: {line}", style="yellow") for line in result.warnings]
     if result.rows:
         parts += [phase_table(result.rows), *(Text(line) for line in _findings(result))]
