@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from biphase import __version__
 from biphase.engine.messages import Submit
 from biphase.engine.options import EngineOptions
-from biphase.engine.process import sleep_at_barriers
+from biphase.engine.process import spin_briefly
 
 if TYPE_CHECKING:
     from biphase.engine.engine import Engine
@@ -39,7 +39,7 @@ def answer(engine: "Engine", question: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    sleep_at_barriers()
+    spin_briefly()
     from biphase.engine.engine import build
 
     engine, ready = build(EngineOptions(model=sys.argv[1], dtype="bfloat16", max_num_batched_tokens=8192))

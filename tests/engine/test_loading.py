@@ -106,7 +106,7 @@ def q6_k_by_hand(block: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize(("kind", "by_hand"), [("Q4_K", q4_k_by_hand), ("Q6_K", q6_k_by_hand)])
 def test_k_quants_are_read_as_the_format_says(kind: str, by_hand, tmp_path: Path) -> None:
-    from biphase.engine.gguf_file import GgufFile
+    from biphase.engine.gguf_tensors import GgufTensors
 
     config = {**LLAMA["config"], "hidden_size": 256, "head_dim": 64}
     quantisation = gguf.GGMLQuantizationType[kind]
@@ -128,7 +128,7 @@ def test_k_quants_are_read_as_the_format_says(kind: str, by_hand, tmp_path: Path
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    got = GgufFile(tmp_path / "m.gguf").read("token_embd.weight", torch.float32).numpy()
+    got = GgufTensors(tmp_path / "m.gguf").read("token_embd.weight", torch.float32).numpy()
     expected = np.stack([by_hand(bytes(row)) for row in data])
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 

@@ -10,10 +10,10 @@ from gguf import GGUFReader, GGUFWriter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from biphase.engine.gguf_metadata import metadata, open_gguf
 from biphase.engine.pretokenizers import PRE_TOKENIZERS
 from biphase.engine.text import Text, load_text
 from biphase.errors import BadInput
+from biphase.roofline.gguf_file import read_gguf
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
@@ -157,8 +157,9 @@ def test_quick_reading_gives_the_library_s_values(tmp_path: Path) -> None:
         writer.add_uint64("some.number", 2**40)
 
     path = write(tmp_path / "m.gguf", fill)
-    quick = metadata(open_gguf(path), "")
-    assert quick == {name: field.contents() for name, field in GGUFReader(path).fields.items()}
+    quick = read_gguf(path).metadata
+    library = {name: field.contents() for name, field in GGUFReader(path).fields.items()}
+    assert quick == {name: value for name, value in library.items() if not name.startswith("GGUF.")}
     assert quick["some.strings"] == ["a", "", "日本", "x" * 300]
 
 
@@ -166,6 +167,6 @@ def test_quick_reading_gives_the_library_s_values(tmp_path: Path) -> None:
 def test_a_damaged_file_is_one_line(tmp_path: Path, keep: int) -> None:
     path = write(tmp_path / "m.gguf", fill_sentencepiece)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(BadInput, match=r"m\.gguf cannot be read as a GGUF file") as caught:
+    with pytest.raises(BadInput, match=r"m\.gguf is (cut short|no GGUF file)") as caught:
         load_text(path)
     assert "\n" not in str(caught.value)

@@ -9,7 +9,8 @@ import pytest
 from biphase.errors import BadInput
 from biphase.models import locate
 from biphase.roofline.catalogue import load
-from biphase.roofline.gguf import from_gguf_file, from_gguf_metadata, read_gguf
+from biphase.roofline.gguf import from_gguf_file, from_gguf_metadata
+from biphase.roofline.gguf_file import read_gguf
 
 METADATA: dict[str, Any] = {
     "general.architecture": "llama",

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from biphase.engine.config import ModelConfig
-from biphase.engine.gguf_file import GgufFile
+from biphase.engine.gguf_tensors import GgufTensors
 from biphase.engine.kernels.linear import multiplies_bfloat16
 from biphase.engine.options import DType
 from biphase.engine.safetensors_files import RandomSource, SafetensorsFolder, random_source
@@ -25,12 +25,12 @@ def load(
     return source.config, assemble(source.config, source, choose_dtype(dtype), on_layer)
 
 
-def open_source(path: Path, random_weights: bool) -> GgufFile | SafetensorsFolder | RandomSource:
+def open_source(path: Path, random_weights: bool) -> GgufTensors | SafetensorsFolder | RandomSource:
     """What holds the tensors behind a resolved path."""
     if path.suffix == ".gguf":
         if random_weights:
             raise BadInput(f"--random-weights wants a config.json or its folder, and {path} is a GGUF file")
-        return GgufFile(path)
+        return GgufTensors(path)
     if random_weights:
         return random_source(path)
     if path.is_dir():

@@ -10,6 +10,7 @@ from typing import Any
 from biphase.engine.chat_template import ChatTemplate, compile_template
 from biphase.engine.vocabulary import Vocabulary, from_gguf, from_tokenizer_json
 from biphase.errors import BadInput
+from biphase.roofline.gguf_file import read_gguf
 
 # Ends of a turn that GGUF files of chat models often hold without naming them in eot_token_id; llama.cpp looks for
 # them in the same way.
@@ -96,9 +97,7 @@ def _text(vocabulary: Vocabulary, template: ChatTemplate | None, eos_ids: frozen
 
 
 def _from_gguf(path: Path) -> Text:
-    from biphase.engine.gguf_metadata import metadata, open_gguf
-
-    fields = metadata(open_gguf(path), "tokenizer.")
+    fields = read_gguf(path).metadata
     vocabulary = from_gguf(fields)
     pieces: list[str] = fields["tokenizer.ggml.tokens"]
     ids = {name: fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom")}
