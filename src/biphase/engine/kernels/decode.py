@@ -30,14 +30,14 @@ def decode_attention(
     rows, (_, kv_heads, _, dim) = len(qkv), k_cache.shape
     heads = qkv.shape[1] // dim - 2 * kv_heads
     splits = _num_splits(rows * kv_heads, int(lengths.max()))
-    partial = np.empty((rows, heads, splits, dim + 2), dtype=np.float32)
+    partial = np.empty((rows * kv_heads * splits, heads // kv_heads, dim + 2), dtype=np.float32)
     out = torch.empty(rows, heads * dim, dtype=qkv.dtype)
     keys = int(lengths.sum()) * kv_heads
     kernel = _attend_here if keys <= FEW_KEYS else _attend_parallel
     kernel(
         as_array(qkv), as_array(k_cache), as_array(v_cache), tables.numpy(), lengths.numpy(), np.float32(scale), partial
     )
-    _merge(partial, as_array(out))
+    _merge(partial, splits, as_array(out))
     return out
 
 
@@ -48,29 +48,27 @@ def _num_splits(items: int, longest: int) -> int:
 
 @njit(nogil=True, fastmath=FASTMATH, cache=True)
 def _attend_here(qkv: Any, k: Any, v: Any, tables: Any, lengths: Any, scale: Any, partial: Any) -> None:
-    for item in range(partial.shape[0] * k.shape[1] * partial.shape[2]):
+    for item in range(len(partial)):
         _attend_item(item, qkv, k, v, tables, lengths, scale, partial)
 
 
 @njit(parallel=True, nogil=True, fastmath=FASTMATH, cache=True)
 def _attend_parallel(qkv: Any, k: Any, v: Any, tables: Any, lengths: Any, scale: Any, partial: Any) -> None:
-    for item in prange(partial.shape[0] * k.shape[1] * partial.shape[2]):
+    for item in prange(len(partial)):
         _attend_item(item, qkv, k, v, tables, lengths, scale, partial)
 
 
 @njit(inline="always")
 def _attend_item(item: Any, qkv: Any, k: Any, v: Any, tables: Any, lengths: Any, scale: Any, partial: Any) -> None:
     """Item = (sequence, KV head, split), the split innermost."""
-    kv_heads, dim = k.shape[1], k.shape[3]
-    splits = partial.shape[2]
-    group = partial.shape[1] // kv_heads
-    row, kv_head, split = item // (kv_heads * splits), item // splits % kv_heads, item % splits
-    state = partial[row, kv_head * group : (kv_head + 1) * group, split]
+    dim, group = k.shape[3], partial.shape[1]
+    splits = len(partial) // (len(qkv) * k.shape[1])
+    row, kv_head, split = item // (k.shape[1] * splits), item // splits % k.shape[1], item % splits
     queries = np.empty((group, dim), dtype=np.float32)
     for g in range(group):
         for d in range(dim):
             queries[g, d] = widen(qkv[row, (kv_head * group + g) * dim + d]) * scale
-    _attend_split(queries, k, v, kv_head, tables[row], lengths[row], split, splits, state)
+    _attend_split(queries, k, v, kv_head, tables[row], lengths[row], split, splits, partial[item])
 
 
 @njit(inline="always")
@@ -92,42 +90,70 @@ def _attend_split(
             _attend_block(queries[g], keys, values, count, scores, state[g])
 
 
-@njit(inline="always")
-def _attend_block(query: Any, keys: Any, values: Any, count: Any, scores: Any, state: Any) -> None:
-    dim = len(query)
-    highest = state[dim]
-    for t in range(count):
-        score = np.float32(0)
-        for d in range(dim):
-            score += query[d] * widen(keys[t, d])
-        scores[t] = score
-        highest = max(highest, score)
-    # The first block has nothing to rescale: its sums are 0 and exp(-inf - highest) is 0.
-    rescale = exp(state[dim] - highest)
-    for d in range(dim + 2):
-        state[d] *= rescale
-    state[dim] = highest
-    for t in range(count):
-        weight = exp(scores[t] - highest)
-        state[dim + 1] += weight
-        for d in range(dim):
-            state[d] += weight * widen(values[t, d])
+# Every array below is contiguous in its type (partial[item], k[block, head]): through a strided one the same loops are
+# scalar code, three times slower.
 
 
 @njit(nogil=True, fastmath=FASTMATH, cache=True)
-def _merge(partial: Any, out: Any) -> None:
-    rows, heads, splits, width = partial.shape
+def _attend_block(query: Any, keys: Any, values: Any, count: Any, scores: Any, state: Any) -> None:
+    dim = len(query)
+    _score(query, keys, count, scores)
+    highest = state[dim]
+    for t in range(count):
+        highest = max(highest, scores[t])
+    # The first block has nothing to rescale: its sums are 0 and exp(-inf - highest) is next to 0.
+    rescale = exp(state[dim] - highest)
+    state[dim] = highest
+    state[dim + 1] = state[dim + 1] * rescale + _weigh(highest, count, scores)
+    _add_values(rescale, scores, values, count, state[:dim])
+
+
+@njit(nogil=True, fastmath=FASTMATH, cache=True)
+def _score(query: Any, keys: Any, count: Any, scores: Any) -> None:
+    for t in range(count):
+        score = np.float32(0)
+        for d in range(len(query)):
+            score += query[d] * widen(keys[t, d])
+        scores[t] = score
+
+
+@njit(nogil=True, fastmath=FASTMATH, cache=True)
+def _weigh(highest: Any, count: Any, scores: Any) -> Any:
+    """Turn scores into weights in place; their sum."""
+    total = np.float32(0)
+    for t in range(count):
+        scores[t] = exp(scores[t] - highest)
+        total += scores[t]
+    return total
+
+
+@njit(nogil=True, fastmath=FASTMATH, cache=True)
+def _add_values(rescale: Any, weights: Any, values: Any, count: Any, out: Any) -> None:
+    for d in range(len(out)):
+        out[d] *= rescale
+    for t in range(count):
+        weight = weights[t]
+        for d in range(len(out)):
+            out[d] += weight * widen(values[t, d])
+
+
+@njit(nogil=True, fastmath=FASTMATH, cache=True)
+def _merge(partial: Any, splits: Any, out: Any) -> None:
+    """Join the splits of each head by their maxima and sums; ``partial`` [items, group, D + 2], splits innermost."""
+    items, group, width = partial.shape
     dim = width - 2
-    for row in range(rows):
-        for head in range(heads):
-            highest = partial[row, head, :, dim].max()
+    kv_heads = items // (len(out) * splits)
+    for item in range(0, items, splits):
+        row, first_head = item // (kv_heads * splits), item // splits % kv_heads * group
+        parts = partial[item : item + splits]
+        for g in range(group):
+            highest = parts[:, g, dim].max()
             total = np.float32(0)
             for split in range(splits):
-                factor = exp(partial[row, head, split, dim] - highest)
-                partial[row, head, split, dim] = factor
-                total += factor * partial[row, head, split, dim + 1]
+                parts[split, g, dim] = exp(parts[split, g, dim] - highest)
+                total += parts[split, g, dim] * parts[split, g, dim + 1]
             for d in range(dim):
                 value = np.float32(0)
                 for split in range(splits):
-                    value += partial[row, head, split, dim] * partial[row, head, split, d]
-                out[row, head * dim + d] = narrow(value / total, out)
+                    value += parts[split, g, dim] * parts[split, g, d]
+                out[row, (first_head + g) * dim + d] = narrow(value / total, out)
