@@ -10,6 +10,7 @@ from biphase import __version__
 from biphase.engine.messages import Submit
 from biphase.engine.options import EngineOptions
 from biphase.engine.process import spin_briefly
+from biphase.scheduling.request import SamplingParams
 
 if TYPE_CHECKING:
     from biphase.engine.engine import Engine
@@ -27,7 +28,7 @@ def answer(engine: "Engine", question: dict[str, Any]) -> float:
     """Seconds of the whole prefill, or the median seconds of a decode step."""
     decode = question["phase"] == "decode"
     length, outputs = (question["context"], question["tokens"] + 1) if decode else (question["tokens"], 1)
-    engine.submit(Submit("bench", prompt(length), outputs, frozenset(), 0.0, 1.0, 0, 0))
+    engine.submit(Submit("bench", prompt(length), outputs, frozenset(), SamplingParams(0.0)))
     prefill, steps = 0.0, []
     while engine.has_work:
         step = engine.step()

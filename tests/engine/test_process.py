@@ -12,6 +12,7 @@ import pytest
 
 from biphase.engine.messages import Abort, Fatal, Output, Ready, Step, Submit, decode_to_server, pack, read_frame
 from biphase.engine.options import EngineOptions
+from biphase.scheduling.request import SamplingParams
 from tests.engine.test_families import GOLDEN
 
 SHAPE = GOLDEN["cases"][0]["config"]
@@ -58,7 +59,7 @@ def engine(tmp_path: Path) -> Iterator[EngineProcess]:
 
 
 def request(name: str, prompt: tuple[int, ...], max_tokens: int) -> bytes:
-    return pack(Submit(name, prompt, max_tokens, frozenset(), 0.0, 1.0, 0, 0))
+    return pack(Submit(name, prompt, max_tokens, frozenset(), SamplingParams(0.0)))
 
 
 def test_ready_run_refuse_abort(engine: EngineProcess) -> None:

@@ -11,6 +11,7 @@ from biphase.engine.model import Model
 from biphase.engine.safetensors_files import RandomSource
 from biphase.engine.weights import assemble
 from biphase.scheduling.config import SchedulerConfig
+from biphase.scheduling.request import SamplingParams
 
 CONFIG = ModelConfig(
     family="llama",
@@ -49,7 +50,7 @@ def submit(
     top_k: int = 0,
     seed: int = 0,
 ) -> None:
-    engine.submit(Submit(name, prompt, max_tokens, stop_ids, temperature, top_p, top_k, seed))
+    engine.submit(Submit(name, prompt, max_tokens, stop_ids, SamplingParams(temperature, top_p, top_k, seed)))
 
 
 def run(engine: Engine) -> dict[str, list[int]]:

@@ -47,7 +47,8 @@ def test_a_prompt_is_text_or_ids_or_a_list_of_one(model: ServedModel, prompt: An
 
 def test_defaults_are_those_of_the_api(model: ServedModel) -> None:
     submit = complete(model, prompt="hi", stop=None, temperature=None).submit
-    assert (submit.temperature, submit.top_p, submit.top_k, submit.max_tokens) == (1.0, 1.0, 0, 16)
+    sampling = submit.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, submit.max_tokens) == (1.0, 1.0, 0, 16)
     assert submit.stop_ids == {257}
     assert complete(model, prompt="hi", ignore_eos=True).submit.stop_ids == frozenset()
     assert chat(model, messages=USER).submit.max_tokens == LIMIT - len("u:hi;a:")
@@ -55,8 +56,9 @@ def test_defaults_are_those_of_the_api(model: ServedModel) -> None:
 
 
 def test_a_seed_is_kept_and_without_one_each_request_draws_its_own(model: ServedModel) -> None:
-    assert complete(model, prompt="a", seed=5).submit.seed == 5
-    assert complete(model, prompt="a").submit.seed != complete(model, prompt="a").submit.seed
+    assert complete(model, prompt="a", seed=5).submit.sampling.seed == 5
+    seeds = {complete(model, prompt="a").submit.sampling.seed for _ in range(5)}
+    assert len(seeds) == 5
 
 
 def test_a_chat_goes_through_the_template(model: ServedModel) -> None:

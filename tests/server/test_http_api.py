@@ -196,7 +196,7 @@ def test_sampling_reaches_the_engine(server: Server) -> None:
     fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 11}
     _, body = post(server.url + "/v1/completions", {"prompt": "ab", "max_tokens": 1, **fields})
     frame = next(frame for frame in server.frames() if frame["id"] == body["id"])
-    assert {name: frame[name] for name in fields} == fields
+    assert {name: frame["sampling"][name] for name in fields} == fields
     assert (frame["prompt"], frame["max_tokens"], frame["stop_ids"]) == ([97, 98], 1, [257])
 
 

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from biphase.engine.messages import Output, Submit
 from biphase.engine.text import Text
+from biphase.scheduling.request import SamplingParams
 from biphase.server.admission import Admitted
 from biphase.server.generation import Generation
 from biphase.server.stopping import StopStrings
@@ -56,7 +57,7 @@ def test_only_a_prefix_of_a_stop_string_is_held_back(text: str, stops: list[str]
 
 
 def generation(text: Text, stops: tuple[str, ...]) -> Generation:
-    submit = Submit("r", (1, 2, 3), 1000, text.eos_ids, 0.0, 1.0, 0, 0)
+    submit = Submit("r", (1, 2, 3), 1000, text.eos_ids, SamplingParams(0.0))
     return Generation(Admitted(submit, stops, False, False, False), text)
 
 

@@ -38,10 +38,9 @@ class Engine:
 
     def submit(self, message: Submit) -> None:
         """Queue a request; ``ValueError`` says why one can never run."""
-        sampling = SamplingParams(message.temperature, message.top_p, message.top_k, message.seed)
-        self.scheduler.add(
-            Request(message.id, message.prompt, message.max_tokens, message.stop_ids, sampling, perf_counter())
-        )
+        m = message
+        request = Request(m.id, m.prompt, m.max_tokens, m.stop_ids, m.sampling, perf_counter(), m.priority)
+        self.scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
         self.scheduler.abort(request_id)

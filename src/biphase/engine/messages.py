@@ -6,25 +6,25 @@ Importing this module loads no torch.
 """
 
 import struct
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import msgspec
+
+from biphase.scheduling.request import SamplingParams, TokenLogprobs
 
 HEADER = struct.Struct("<I")
 """Each frame is its length in bytes (4 bytes, little-endian) and a msgpack body."""
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Server to engine: run this prompt. Everything was checked before it is sent; sampling as in SamplingParams."""
+    """Server to engine: run this prompt. Everything was checked before it is sent; a lower ``priority`` goes first."""
 
     id: str
     prompt: tuple[int, ...]
     max_tokens: int
     stop_ids: frozenset[int]
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
+    sampling: SamplingParams
+    priority: int = 0
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -55,16 +55,29 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """New tokens of one request after a step; ``finish_reason`` (stop, length, abort, error) comes with the last.
 
     A request that ends on a stop id ends with that id among ``tokens``: it was generated and counts as usage.
+    ``logprobs`` is one for each token where they were asked for. The first tokens come with ``cached_tokens``, the
+    prompt tokens that the prefix cache gave, and ``queue_seconds``, from arrival in the engine to the first step that
+    ran it. An ``error_code`` tells a refusal from a failure: ``queue_full`` comes with ``retry_after`` in seconds
+    where it can be guessed, ``rejected`` says that this request could never run.
     """
 
     id: str
     tokens: tuple[int, ...]
     finish_reason: str | None = None
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    cached_tokens: int | None = None
+    queue_seconds: float | None = None
+    error_code: Literal["queue_full", "rejected"] | None = None
+    retry_after: float | None = None
 
 
 class Step(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Engine to server after each step: its outputs, its token counts by phase, and the state of the queues."""
+    """Engine to server after each step: its outputs, its token counts by phase, and the state of the queues.
+
+    From ``prefill_seconds`` on, totals since the start: engine-seconds of each phase, and ``cache_queries`` and
+    ``cache_hits`` in prompt tokens.
+    """
 
     outputs: tuple[Output, ...]
     seconds: float
@@ -73,6 +86,11 @@ class Step(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     running: int
     waiting: int
     kv_usage: float
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    preemptions: int = 0
+    cache_queries: int = 0
+    cache_hits: int = 0
 
 
 ToEngine = Submit | Abort

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from biphase.scheduling.request import Request
+from biphase.scheduling.request import Request, TokenLogprobs
 from biphase.scheduling.step_time import StepShape
 
 
@@ -70,11 +70,13 @@ class StepResult:
     """The next token of every slice that samples, by request id, and the requests that failed with their reason.
 
     ``seconds`` is what the step took on the executor's clock; the scheduler learns its step-time law from it.
+    ``logprobs`` holds those of the requests that asked for them.
     """
 
     tokens: Mapping[str, int] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = None
+    logprobs: Mapping[str, TokenLogprobs] = field(default_factory=dict)
 
 
 class Executor(Protocol):

@@ -21,17 +21,49 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class LogitRules:
+    """What changes the logits before a token is chosen; the defaults change nothing.
+
+    ``repetition_penalty`` reads prompt and output, the other two read the output alone. ``logit_bias`` is
+    (token, bias) pairs. No stop id may come before ``min_tokens`` tokens. ``grammar`` is a grammar as llguidance
+    serialises it: only tokens that continue a text of it may come.
+    """
+
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    grammar: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 switch these filters off.
+    """How the next token is chosen. ``temperature`` 0 is greedy; 0 for ``top_k`` and ``min_p`` and 1 for ``top_p``
+    switch these filters off.
 
     ``seed`` and the token's position together key the random draw, so that the same request gives the same tokens
-    whatever else runs in its batch and however often it is preempted. Values are checked where they enter.
+    whatever else runs in its batch and however often it is preempted. ``logprobs`` asks for the log-probability of
+    each chosen token and of so many of the likeliest (0: of the chosen one alone). ``rules`` is None where no rule is
+    set, as in nearly all requests: those rows are chosen without any work of their own. Values are checked where they
+    enter.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    min_p: float = 0.0
+    logprobs: int | None = None
+    rules: LogitRules | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log-probability of a chosen token, and the likeliest (token, log-probability) pairs, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(slots=True, eq=False)

@@ -9,6 +9,7 @@ from typing import Any
 from biphase.engine.messages import Submit
 from biphase.engine.text import Text
 from biphase.errors import BadInput
+from biphase.scheduling.request import SamplingParams
 from biphase.server.errors import ApiError, refuse, shown
 from biphase.server.protocol import ChatRequest, CompletionRequest, GenerationRequest, Message, refuse_unsupported
 
@@ -77,10 +78,12 @@ def _admit(body: GenerationRequest, model: ServedModel, request_id: str, prompt:
         prompt=tuple(prompt),
         max_tokens=_max_tokens(body, len(prompt), default, model),
         stop_ids=frozenset() if body.ignore_eos else model.text.eos_ids,
-        temperature=_temperature(body.temperature),
-        top_p=_top_p(body.top_p),
-        top_k=_top_k(body.top_k, model.vocab_size),
-        seed=_seed(body.seed),
+        sampling=SamplingParams(
+            temperature=_temperature(body.temperature),
+            top_p=_top_p(body.top_p),
+            top_k=_top_k(body.top_k, model.vocab_size),
+            seed=_seed(body.seed),
+        ),
     )
     continuous = include_usage and options is not None and options.continuous_usage_stats
     return Admitted(submit, _stops(body.stop), bool(body.stream), include_usage, continuous)
