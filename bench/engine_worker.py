@@ -41,7 +41,7 @@ def answer(engine: "Engine", question: dict[str, Any]) -> float:
 
 def main() -> None:
     spin_briefly()
-    from biphase.engine.engine import build
+    from biphase.engine.build import build
 
     engine, ready = build(EngineOptions(model=sys.argv[1], dtype="bfloat16", max_num_batched_tokens=8192))
     print(json.dumps({"about": f"biphase {__version__} {ready.dtype}"}), flush=True)

@@ -1,12 +1,20 @@
 """The engine's logic on a tiny random model: whatever the schedule, the tokens are the same."""
 
+import json
+from pathlib import Path
+
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
 
+from biphase.engine.engine import Engine
 from biphase.engine.kernels.select import compiled_kernels, reference_kernels
+from biphase.engine.messages import Output, Submit
 from biphase.engine.model import Model, PrefillChunk, Rows
+from biphase.engine.trace import Trace
+from biphase.scheduling.config import SchedulerConfig
+from biphase.scheduling.request import SamplingParams
 from tests.engine.tiny import CONFIG, run, submit, tiny_engine, tiny_model
 
 PROMPTS = {f"r{n}": tuple((n * 31 + i * 7) % 97 for i in range(3 + 11 * n)) for n in range(6)}
@@ -75,8 +83,8 @@ def test_a_step_reports_its_tokens_by_phase() -> None:
     second = engine.step()
     assert (second.prefill_tokens, second.decode_tokens, second.running) == (15, 1, 2)
     assert 0 < second.kv_usage < 1
-    assert engine.runner.seconds.prefill > 0
-    assert engine.runner.seconds.decode > 0
+    assert 0 < first.prefill_seconds < second.prefill_seconds
+    assert first.decode_seconds == 0 < second.decode_seconds
 
 
 def test_a_stop_id_ends_with_reason_stop_and_counts() -> None:
@@ -115,3 +123,82 @@ def test_logits_have_the_vocabulary_of_the_config() -> None:
     logits = tiny_model().prefill(Rows(torch.arange(4), positions, positions), [chunk])
     assert logits.shape == (1, CONFIG.vocab_size)
     assert logits.dtype == torch.float32
+
+
+def test_the_first_output_tells_the_queue_and_the_cache() -> None:
+    engine = tiny_engine()
+    prompt = tuple(range(40))
+    for name in ("cold", "warm"):
+        submit(engine, name, prompt, 3)
+        first, *rest = [output for output in step_all(engine) if output.id == name]
+        assert first.cached_tokens == (0 if name == "cold" else 32)
+        assert first.queue_seconds is not None
+        assert first.queue_seconds >= 0
+        assert all(output.cached_tokens is None and output.queue_seconds is None for output in rest)
+
+
+def step_all(engine: Engine) -> list[Output]:
+    outputs: list[Output] = []
+    while engine.has_work:
+        outputs += engine.step().outputs
+    return outputs
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+def test_tokens_cold_on_a_hit_and_after_eviction_are_the_same(evicted: bool) -> None:
+    engine = tiny_engine(num_blocks=12)
+    prompt = tuple(i * 5 % 97 for i in range(70))
+    submit(engine, "cold", prompt, 20)
+    cold = run(engine)["cold"]
+    if evicted:
+        submit(engine, "other", tuple(range(96, 0, -1)), 96)
+        run(engine)
+    submit(engine, "again", prompt, 20)
+    assert run(engine)["again"] == cold
+    assert engine.scheduler.counters.cache_hits == (0 if evicted else 64)
+
+
+def test_a_full_queue_is_refused_with_its_code() -> None:
+    engine = Engine(tiny_model(), SchedulerConfig(40, 512, max_num_seqs=1, max_queued_requests=1))
+    submit(engine, "runs", (1, 2), 3)
+    engine.step()
+    submit(engine, "waits", (1, 2), 3)
+    refusal = engine.submit(Submit("full", (1, 2), 3, frozenset(), SamplingParams()))
+    assert refusal is not None
+    (output,) = refusal.outputs
+    assert (output.id, output.finish_reason, output.error_code) == ("full", "error", "queue_full")
+    assert output.retry_after is not None
+    assert refusal.waiting == 1
+
+
+def test_the_trace_shows_chunks_between_decodes(tmp_path: Path) -> None:
+    engine = Engine(
+        tiny_model(), SchedulerConfig(40, 512, max_num_batched_tokens=16, max_num_seqs=8), Trace(tmp_path / "t.json")
+    )
+    submit(engine, "victim", (1, 2, 3), 12)
+    engine.step()
+    submit(engine, "long", tuple(range(60)), 2)
+    run(engine)
+    events = json.loads((tmp_path / "t.json").read_text().rstrip().rstrip(",") + "]")
+    labels = [(event["tid"], event["name"]) for event in events if event["ph"] == "X"]
+    assert labels[:6] == [
+        (0, "prefill 3"),
+        (1, "prefill 3 at 0"),
+        (0, "mixed 16"),
+        (1, "decode"),
+        (2, "prefill 15 at 0"),
+        (0, "mixed 16"),
+    ]
+    assert (2, "prefill 15 at 45") in labels
+    assert all(event["dur"] > 0 for event in events if event["ph"] == "X")
+
+
+def test_measuring_steps_leaves_no_trace_in_the_engine() -> None:
+    engine = tiny_engine()
+    seen = engine.measure({"one": (1, 20, 3), "two": (2, 20, 2)})
+    assert [shape.chunk for shape, _ in seen if shape.chunk] == [20, 40]
+    assert [shape.decodes for shape, _ in seen if not shape.chunk] == [1, 1, 2]
+    assert all(seconds > 0 for _, seconds in seen)
+    engine.scheduler.check()
+    assert engine.scheduler.counters.cache_queries == 0
+    assert engine.scheduler.pool.num_free == 40

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from biphase.engine.engine import Engine, build
+from biphase.engine.build import build
+from biphase.engine.engine import Engine
 from biphase.engine.options import EngineOptions
 from tests.engine.tiny import run, submit
 

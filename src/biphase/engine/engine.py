@@ -1,46 +1,48 @@
 """One model with its scheduler: requests in, tokens out, a step at a time. Knows no text and no HTTP."""
 
-import os
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Mapping
+from itertools import cycle
 from time import perf_counter
+from typing import Literal
 
-import torch
-
-from biphase.engine import kv_cache
-from biphase.engine.config import ModelConfig
-from biphase.engine.loading import load
-from biphase.engine.messages import Output, Ready, Step, Submit
+from biphase.engine.messages import Output, Step, Submit
 from biphase.engine.model import Model
-from biphase.engine.options import EngineOptions
-from biphase.engine.runner import PhaseSeconds, Runner
-from biphase.errors import BadInput
+from biphase.engine.runner import Runner
+from biphase.engine.trace import Trace
 from biphase.scheduling.config import SchedulerConfig
-from biphase.scheduling.request import FinishReason, Request, SamplingParams
-from biphase.scheduling.scheduler import Outcome, Scheduler
+from biphase.scheduling.plan import StepPlan, StepResult
+from biphase.scheduling.request import FinishReason, Request
+from biphase.scheduling.scheduler import Outcome, QueueFullError, Scheduler
+from biphase.scheduling.step_time import StepShape, StepTimeLaw
 
-BLOCK_SIZE = 16
-"""Tokens per KV block, as in vLLM: small enough to waste half a block a sequence, long enough to read in one run."""
-DEFAULT_KV_BYTES = 4e9
-"""The pool when nothing is asked, and never more than a quarter of the free memory; it is touched only as it fills."""
+RefusalCode = Literal["queue_full", "rejected"]
 
 
 class Engine:
     """The three-line loop over a ``Scheduler`` and a ``Runner``."""
 
-    def __init__(self, model: Model, config: SchedulerConfig) -> None:
+    def __init__(self, model: Model, config: SchedulerConfig, trace: Trace | None = None) -> None:
         self.scheduler = Scheduler(config)
         self.runner = Runner(model)
+        self.prefill_seconds = 0.0
+        self.decode_seconds = 0.0
+        self._trace = trace
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def submit(self, message: Submit) -> None:
-        """Queue a request; ``ValueError`` says why one can never run."""
+    def submit(self, message: Submit) -> Step | None:
+        """Queue a request; a step that tells its client why, when it cannot run."""
         m = message
         request = Request(m.id, m.prompt, m.max_tokens, m.stop_ids, m.sampling, perf_counter(), m.priority)
-        self.scheduler.add(request)
+        try:
+            self.scheduler.add(request)
+        except QueueFullError as full:
+            return self._refuse(m.id, str(full), "queue_full", full.retry_after)
+        except ValueError as error:
+            return self._refuse(m.id, str(error), "rejected")
+        return None
 
     def abort(self, request_id: str) -> None:
         self.scheduler.abort(request_id)
@@ -53,106 +55,71 @@ class Engine:
         outcomes = self.scheduler.commit(plan, result, perf_counter())
         if not self.scheduler.has_work:
             self.scheduler.check()
-        decodes = len(plan.decode)
-        return self._report(
-            [_output(outcome) for outcome in outcomes], perf_counter() - now, plan.num_tokens - decodes, decodes
-        )
+        return self._report(plan, [_output(outcome, result) for outcome in outcomes], now)
 
-    def refuse(self, request_id: str, reason: str) -> Step:
-        """A step that ran nothing and tells one client why its request never will."""
-        return self._report([Output(request_id, (), FinishReason.ERROR, reason)], 0.0, 0, 0)
+    def measure(self, shapes: Mapping[str, tuple[int, int, int]]) -> list[tuple[StepShape, float]]:
+        """Run requests of a few shapes, (requests, prompt tokens, output tokens), and time their steps.
 
-    def _report(self, outputs: list[Output], seconds: float, prefill_tokens: int, decode_tokens: int) -> Step:
+        The engine must be idle; what is cached and counted of them is forgotten.
+        """
+        seen: list[tuple[StepShape, float]] = []
+        first_tokens = cycle(range(self.runner.model.config.vocab_size))  # no prompt begins like another: no cache hit
+        scheduler, self.scheduler = self.scheduler, Scheduler(self.scheduler.config)
+        for name, (requests, prompt, output) in shapes.items():
+            for n in range(requests):
+                self.scheduler.add(Request(f"{name} {n}", (next(first_tokens),) * prompt, output))
+            while self.scheduler.has_work:
+                plan = self.scheduler.plan(0.0)
+                result = self.runner.run(plan)
+                self.scheduler.commit(plan, result, 0.0)
+                seen.append((plan.shape, result.seconds or 0.0))
+        self.scheduler = scheduler
+        return seen
+
+    def start_from(self, law: StepTimeLaw) -> None:
+        """Predict steps by this law, and learn on from there."""
+        self.scheduler.law = law
+
+    def _refuse(self, request_id: str, reason: str, code: RefusalCode, retry_after: float | None = None) -> Step:
+        """A step that ran nothing and tells one client why its request does not run."""
+        refused = Output(request_id, (), FinishReason.ERROR, reason, error_code=code, retry_after=retry_after)
+        return self._report(StepPlan(), [refused], perf_counter())
+
+    def _report(self, plan: StepPlan, outputs: list[Output], began: float) -> Step:
+        seconds = perf_counter() - began
+        if plan.slices:
+            prefill, decode = self.scheduler.law.share(plan.shape, seconds)
+            self.prefill_seconds += prefill
+            self.decode_seconds += decode
+            if self._trace is not None:
+                self._trace.step(plan, began, seconds)
+        counters, decodes = self.scheduler.counters, len(plan.decode)
         return Step(
             outputs=tuple(outputs),
             seconds=seconds,
-            prefill_tokens=prefill_tokens,
-            decode_tokens=decode_tokens,
+            prefill_tokens=plan.num_tokens - decodes,
+            decode_tokens=decodes,
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             kv_usage=self.scheduler.kv_usage,
+            prefill_seconds=self.prefill_seconds,
+            decode_seconds=self.decode_seconds,
+            preemptions=counters.preemptions,
+            cache_queries=counters.cache_queries,
+            cache_hits=counters.cache_hits,
         )
 
 
-def _output(outcome: Outcome) -> Output:
-    tokens = () if outcome.token is None else (outcome.token,)
-    return Output(outcome.request.id, tokens, outcome.finish_reason, outcome.error)
-
-
-def build(options: EngineOptions, progress: Callable[[str], None] = lambda _: None) -> tuple[Engine, Ready]:
-    """Load a model and make its engine ready: kernels compiled, KV pool reserved, limits settled."""
-    started = perf_counter()
-    set_threads(options.threads)
-    progress(f"loading {options.model}")
-    model_config, weights = load(options.model, options.dtype, options.random_weights)
-    dtype = weights.embedding.dtype
-    config = _limits(options, model_config, dtype.itemsize)
-    cache = kv_cache.allocate(model_config, config.num_blocks, BLOCK_SIZE, dtype)
-    engine = Engine(Model(model_config, weights, cache), config)
-    progress("compiling kernels (kept for the next start)")
-    warm_up(engine)
-    ready = Ready(
-        max_model_len=config.max_request_tokens,
-        vocab_size=model_config.vocab_size,
-        dtype=str(dtype).removeprefix("torch."),
-        num_blocks=config.num_blocks,
-        block_size=BLOCK_SIZE,
-        load_seconds=perf_counter() - started,
+def _output(outcome: Outcome, result: StepResult) -> Output:
+    request = outcome.request
+    logprobs = result.logprobs.get(request.id)
+    first = len(request.output) == 1 and request.first_run is not None
+    return Output(
+        request.id,
+        () if outcome.token is None else (outcome.token,),
+        outcome.finish_reason,
+        outcome.error,
+        () if logprobs is None else (logprobs,),
+        cached_tokens=request.num_cached if first else None,
+        queue_seconds=request.first_run - request.arrival if first and request.first_run is not None else None,
     )
-    return engine, ready
-
-
-def warm_up(engine: Engine) -> None:
-    """Run a short prompt and a decode, so that no request waits for a kernel to compile."""
-    length = min(8, engine.scheduler.config.max_request_tokens - 2)
-    if length < 2:
-        return
-    engine.scheduler.add(Request("warm-up", tuple(range(length)), 2, sampling=SamplingParams(temperature=0)))
-    while engine.has_work:
-        engine.step()
-    engine.runner.seconds = PhaseSeconds()
-
-
-def set_threads(threads: int | None) -> None:
-    """Give torch and numba the same threads: those asked for, or the processors this process may run on."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = threads or available
-    if count > available:
-        raise BadInput(f"{count} threads were asked for and this process may use {available} processors")
-    torch.set_num_threads(count)
-    try:
-        import numba
-    except ImportError:
-        return
-    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
-
-
-def _limits(options: EngineOptions, model: ModelConfig, element_bytes: int) -> SchedulerConfig:
-    max_len = options.max_model_len or model.max_position
-    if max_len > model.max_position:
-        raise BadInput(f"max_model_len {max_len} exceeds the {model.max_position} positions of the model")
-    block_bytes = model.kv_bytes_per_token(element_bytes) * BLOCK_SIZE
-    num_blocks = int(_kv_bytes(options) // block_bytes)
-    # More than every sequence at full length can never be used.
-    num_blocks = min(num_blocks, -(-max_len // BLOCK_SIZE) * options.max_num_seqs)
-    if num_blocks < 1:
-        raise BadInput(f"a KV cache of {options.kv_cache_gb} GB holds no block; one is {block_bytes / 1e9:.3g} GB")
-    try:
-        return SchedulerConfig(num_blocks, max_len, BLOCK_SIZE, options.max_num_batched_tokens, options.max_num_seqs)
-    except ValueError as error:
-        raise BadInput(str(error)) from error
-
-
-def _kv_bytes(options: EngineOptions) -> float:
-    if options.kv_cache_gb is not None:
-        return options.kv_cache_gb * 1e9
-    return min(DEFAULT_KV_BYTES, _available_bytes() / 4)
-
-
-def _available_bytes() -> float:
-    """Memory to be had without swapping: Linux counts the page cache that it would give up; elsewhere assume enough."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 4 * DEFAULT_KV_BYTES
-    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

@@ -1,12 +1,14 @@
 """The Llama-family forward pass, with the two phases as two functions.
 
 ``prefill`` runs chunks of prompts: many rows, bound by arithmetic. ``decode`` runs one row a sequence: few rows, bound
-by reading the weights and the KV cache. They share the layers and differ in attention and in what surrounds it.
+by reading the weights and the KV cache. They share the layers and differ in attention. ``mixed`` runs both in one pass,
+so that decodes beside a chunk do not read the weights a second time.
 The residual stream is float32 in both, so that bfloat16 weights round only what they multiply.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -42,6 +44,14 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The first rows of a step, one a sequence: block tables int32 [N, blocks], lengths int32 [N], new token included."""
+
+    tables: Tensor
+    lengths: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class _Layer:
     weights: LayerWeights
     qkv: Linear
@@ -71,27 +81,32 @@ class Model:
 
     def prefill(self, rows: Rows, chunks: list[PrefillChunk]) -> Tensor:
         """Run chunks of prompts together. Returns logits [chunks that sample, vocab] of their last rows."""
+        return self._forward(rows, partial(self._attend_prefill, chunks), _last_rows(chunks))
+
+    def decode(self, rows: Rows, decodes: DecodeRows) -> Tensor:
+        """One token of each sequence. Returns logits [N, vocab]."""
+        return self._forward(rows, partial(self._attend_decode, decodes), None)
+
+    def mixed(self, rows: Rows, decodes: DecodeRows, chunks: list[PrefillChunk]) -> Tensor:
+        """Decode rows first, then chunks. Returns logits of the decodes, then of the chunks that sample."""
+        n = len(decodes.lengths)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            k, v = self.cache.k[layer], self.cache.v[layer]
-            parts = [
-                self.kernels.prefill_attention(qkv[c.begin : c.end], k, v, c.blocks, c.past, self._scale)
-                for c in chunks
-            ]
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
+            parts = (self._attend_decode(decodes, layer, qkv[:n]), self._attend_prefill(chunks, layer, qkv))
+            return torch.cat(parts)
 
-        last = torch.tensor([chunk.end - 1 for chunk in chunks if chunk.samples], dtype=torch.int64)
-        return self._forward(rows, attend, last)
+        return self._forward(rows, attend, torch.cat((torch.arange(n), _last_rows(chunks))))
 
-    def decode(self, rows: Rows, tables: Tensor, lengths: Tensor) -> Tensor:
-        """One token of each sequence. ``tables`` int32 [N, blocks], ``lengths`` int32 [N]. Logits [N, vocab]."""
+    def _attend_decode(self, decodes: DecodeRows, layer: int, qkv: Tensor) -> Tensor:
+        k, v = self.cache.k[layer], self.cache.v[layer]
+        out: Tensor = self.kernels.decode_attention(qkv, k, v, decodes.tables, decodes.lengths, self._scale)
+        return out
 
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            k, v = self.cache.k[layer], self.cache.v[layer]
-            out: Tensor = self.kernels.decode_attention(qkv, k, v, tables, lengths, self._scale)
-            return out
-
-        return self._forward(rows, attend, None)
+    def _attend_prefill(self, chunks: list[PrefillChunk], layer: int, qkv: Tensor) -> Tensor:
+        k, v = self.cache.k[layer], self.cache.v[layer]
+        attention = self.kernels.prefill_attention
+        parts = [attention(qkv[c.begin : c.end], k, v, c.blocks, c.past, self._scale) for c in chunks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @torch.inference_mode()
     def _forward(self, rows: Rows, attend: Attend, last: Tensor | None) -> Tensor:
@@ -119,3 +134,7 @@ class Model:
         x = layer.o(attend(index, qkv))
         x = kernels.add_rms_norm(residual, x, layer.weights.mlp_norm, eps, self.dtype)
         return layer.down(kernels.silu_mul(layer.gate_up(x)))
+
+
+def _last_rows(chunks: list[PrefillChunk]) -> Tensor:
+    return torch.tensor([chunk.end - 1 for chunk in chunks if chunk.samples], dtype=torch.int64)

@@ -12,6 +12,7 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     ``max_model_len`` bounds prompt and output of one request, ``max_num_batched_tokens`` the tokens of one step,
     ``max_num_seqs`` the requests that run at once; ``kv_cache_gb`` is the size of the KV pool in 10^9 bytes.
+    The budget, the switches and the caps of the queue are those of ``SchedulerConfig``; ``trace`` is a file.
     """
 
     model: str
@@ -22,3 +23,9 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_num_seqs: int = 64
     kv_cache_gb: float | None = None
     threads: int | None = None
+    itl_budget_ms: float | None = None
+    chunked_prefill: bool = True
+    prefix_caching: bool = True
+    max_queued_requests: int | None = 512
+    max_queued_tokens: int | None = 262_144
+    trace: str | None = None

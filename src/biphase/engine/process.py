@@ -90,7 +90,7 @@ def _one_line(error: Exception) -> str:
 
 def serve(connection: Connection, options: EngineOptions) -> None:
     """The step loop; idle it waits on the socket without using the processor."""
-    from biphase.engine.engine import build  # loads torch, which takes seconds: only here
+    from biphase.engine.build import build  # loads torch, which takes seconds: only here
 
     engine, ready = build(options, lambda text: print(text, file=sys.stderr, flush=True))
     connection.send(ready)
@@ -99,10 +99,9 @@ def serve(connection: Connection, options: EngineOptions) -> None:
             if isinstance(message, Abort):
                 engine.abort(message.id)
                 continue
-            try:
-                engine.submit(message)
-            except ValueError as error:
-                connection.send(engine.refuse(message.id, str(error)))
+            refusal = engine.submit(message)
+            if refusal is not None:
+                connection.send(refusal)
         if engine.has_work:
             connection.send(engine.step())
 

@@ -1,69 +1,73 @@
-"""Runs a ``StepPlan`` on the model: the engine's ``Executor``.
+"""Runs a ``StepPlan`` on the model: the engine's ``Executor``."""
 
-The phases run one after the other, prefill chunks then decodes, so that the seconds of each are measured, not shared
-out.
-"""
-
-from dataclasses import dataclass
+from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from biphase.engine.model import Model, PrefillChunk, Rows
-from biphase.engine.sampling import sample
+from biphase.engine.grammar import Grammars
+from biphase.engine.model import DecodeRows, Model, PrefillChunk, Rows
+from biphase.engine.sampling import choose
 from biphase.scheduling.plan import Slice, StepPlan, StepResult
-
-
-@dataclass(slots=True)
-class PhaseSeconds:
-    """Engine-seconds spent in each phase since the start."""
-
-    prefill: float = 0.0
-    decode: float = 0.0
+from biphase.scheduling.request import TokenLogprobs
 
 
 class Runner:
     """Keeps no state of requests: tokens, blocks and sampling parameters come with the plan."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, grammars: Grammars | None = None) -> None:
         self.model = model
-        self.seconds = PhaseSeconds()
+        self.grammars = grammars
         self._block_size = model.cache.block_size
 
     def run(self, plan: StepPlan) -> StepResult:
+        """One step: prefill, decode, or both in one pass over the weights."""
+        started = perf_counter()
+        decode, prefill = plan.decode, plan.prefill
+        if decode and prefill:
+            logits = self.mixed(decode, prefill)
+        elif decode:
+            logits = self.decode(decode)
+        else:
+            logits = self.prefill(prefill)
         tokens: dict[str, int] = {}
         failed: dict[str, str] = {}
-        if plan.prefill:
-            started = perf_counter()
-            self._sample(self.prefill(plan.prefill), [s for s in plan.prefill if s.samples], tokens, failed)
-            self.seconds.prefill += perf_counter() - started
-        if plan.decode:
-            started = perf_counter()
-            self._sample(self.decode(plan.decode), plan.decode, tokens, failed)
-            self.seconds.decode += perf_counter() - started
-        return StepResult(tokens, failed)
+        logprobs: dict[str, TokenLogprobs] = {}
+        self._sample(logits, [*decode, *(s for s in prefill if s.samples)], tokens, failed, logprobs)
+        if self.grammars is not None:
+            self.grammars.forget(plan.freed)
+        return StepResult(tokens, failed, perf_counter() - started, logprobs)
 
-    def prefill(self, slices: tuple[Slice, ...]) -> Tensor:
+    def prefill(self, slices: Sequence[Slice]) -> Tensor:
         """Logits of the slices that reach the end of what is known."""
-        rows = self._rows(slices)
-        ends = np.cumsum([s.count for s in slices]).tolist()
-        chunks = [
+        return self.model.prefill(self._rows(slices), self._chunks(slices, first_row=0))
+
+    def decode(self, slices: Sequence[Slice]) -> Tensor:
+        """Logits of one row a sequence."""
+        return self.model.decode(self._rows(slices), self._decode_rows(slices))
+
+    def mixed(self, decode: Sequence[Slice], prefill: Sequence[Slice]) -> Tensor:
+        """Logits of the decodes, then those of the prefill slices that sample."""
+        rows = self._rows([*decode, *prefill])
+        return self.model.mixed(rows, self._decode_rows(decode), self._chunks(prefill, first_row=len(decode)))
+
+    def _chunks(self, slices: Sequence[Slice], first_row: int) -> list[PrefillChunk]:
+        ends = (first_row + np.cumsum([s.count for s in slices])).tolist()
+        return [
             PrefillChunk(end - s.count, end, s.start, torch.tensor(s.request.blocks), s.samples)
             for s, end in zip(slices, ends, strict=True)
         ]
-        return self.model.prefill(rows, chunks)
 
-    def decode(self, slices: tuple[Slice, ...]) -> Tensor:
-        """Logits of one row a sequence."""
+    def _decode_rows(self, slices: Sequence[Slice]) -> DecodeRows:
         tables = np.zeros((len(slices), max(len(s.request.blocks) for s in slices)), dtype=np.int32)
         for row, s in enumerate(slices):
             tables[row, : len(s.request.blocks)] = s.request.blocks
         lengths = np.array([s.start + 1 for s in slices], dtype=np.int32)
-        return self.model.decode(self._rows(slices), torch.from_numpy(tables), torch.from_numpy(lengths))
+        return DecodeRows(torch.from_numpy(tables), torch.from_numpy(lengths))
 
-    def _rows(self, slices: tuple[Slice, ...]) -> Rows:
+    def _rows(self, slices: Sequence[Slice]) -> Rows:
         positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in slices])
         slots = np.concatenate([self._slots(s) for s in slices])
         tokens = [token for s in slices for token in s.request.tokens(s.start, s.count)]
@@ -79,13 +83,19 @@ class Runner:
         return slots
 
     def _sample(
-        self, logits: Tensor, slices: list[Slice] | tuple[Slice, ...], tokens: dict[str, int], failed: dict[str, str]
+        self,
+        logits: Tensor,
+        slices: Sequence[Slice],
+        tokens: dict[str, int],
+        failed: dict[str, str],
+        logprobs: dict[str, TokenLogprobs],
     ) -> None:
         if not slices:
             return
-        chosen = sample(logits, [s.request.sampling for s in slices], [s.request.num_tokens for s in slices])
-        for s, token in zip(slices, chosen, strict=True):
-            if token is None:
-                failed[s.request.id] = "the model's logits are not finite (NaN or infinite)"
-            else:
-                tokens[s.request.id] = token
+        for s, choice in zip(slices, choose(logits, [s.request for s in slices], self.grammars), strict=True):
+            if choice.token is None:
+                failed[s.request.id] = choice.error or ""
+                continue
+            tokens[s.request.id] = choice.token
+            if choice.logprobs is not None:
+                logprobs[s.request.id] = choice.logprobs

@@ -72,8 +72,9 @@ class Request:
 
     ``stop_ids`` end it with reason ``stop`` (the model's end-of-sequence ids unless the client said ignore_eos);
     ``max_tokens`` bounds the output; ``arrival`` is the caller's clock in seconds. A lower ``priority`` goes first.
-    ``num_cached`` counts the prompt tokens that the prefix cache gave when the request was first admitted, and
-    ``pieces`` are the full blocks of its tokens, as far as they have been cut.
+    ``num_cached`` counts the prompt tokens that the prefix cache gave when the request was first admitted, at
+    ``first_run`` on the same clock as ``arrival``; ``pieces`` are the full blocks of its tokens, as far as they have
+    been cut.
     """
 
     id: str
@@ -87,6 +88,7 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_cached: int | None = None
+    first_run: float | None = None
     pieces: list[Piece] = field(default_factory=list)
 
     @property

@@ -101,7 +101,7 @@ class Scheduler:
         """The next step at ``now`` (seconds, the caller's clock). Empty only when nothing waits or runs."""
         slices = list(self._plan_decodes())
         decode = StepShape(len(slices), sum(s.start + 1 for s in slices))
-        slices += self._plan_prefills(PrefillBudget(self.config, self.law, decode))
+        slices += self._plan_prefills(PrefillBudget(self.config, self.law, decode), now)
         plan = StepPlan(tuple(slices), tuple(self._freed), tuple(self._preempted))
         self._freed, self._preempted = [], []
         return plan
@@ -163,7 +163,7 @@ class Scheduler:
             if request in self.running and self._make_room(request):
                 yield self._slice(request, 1)
 
-    def _plan_prefills(self, budget: PrefillBudget) -> Iterator[Slice]:
+    def _plan_prefills(self, budget: PrefillBudget, now: float) -> Iterator[Slice]:
         for request in [r for r in self.running if r.remaining > 1]:
             if count := budget.grant(request.num_computed, request.remaining):
                 yield self._slice(request, count)
@@ -176,6 +176,7 @@ class Scheduler:
             count = budget.grant(past, head.num_tokens - past)
             if not count:
                 break
+            self._note_first_run(head, past, now)
             yield self._admit(head, cached, count)
 
     def _fits(self, request: Request, cached: list[int]) -> bool:
@@ -191,17 +192,17 @@ class Scheduler:
         self.pool.hold(cached)
         request.blocks += cached
         request.num_computed = len(cached) * self.config.block_size
-        self._count_hits(request)
         self.waiting.remove(request)
         insort(self.running, request, key=self._rank)
         admitted = self._slice(request, count)
         return replace(admitted, new_blocks=tuple(request.blocks))
 
-    def _count_hits(self, request: Request) -> None:
-        if request.num_cached is None:
-            request.num_cached = request.num_computed
+    def _note_first_run(self, request: Request, cached: int, now: float) -> None:
+        """Once a request, not again when it is resumed: retries must not count hits twice (vLLM #43736)."""
+        if request.first_run is None:
+            request.first_run, request.num_cached = now, cached
             self.counters.cache_queries += len(request.prompt)
-            self.counters.cache_hits += request.num_cached
+            self.counters.cache_hits += cached
 
     def _make_room(self, request: Request) -> bool:
         """Free a block for the request's next token by preempting the last; False when that is itself."""

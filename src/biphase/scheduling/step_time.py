@@ -72,6 +72,19 @@ class StepTimeLaw:
         error = self._correct(shape.features(), seconds)
         self._variance += RATE * (error**2 - self._variance)
 
+    def share(self, shape: StepShape, seconds: float) -> tuple[float, float]:
+        """The (prefill, decode) seconds of a step: measured where it has one phase, shared out where it has both.
+
+        A mixed step's decode part is what the decodes alone are predicted to take, as a share of the whole prediction:
+        reading the weights, which decode needs anyway, counts as decode.
+        """
+        if not shape.decodes or not shape.chunk:
+            return (0.0, seconds) if shape.decodes else (seconds, 0.0)
+        whole = self.predict(shape)
+        alone = self.predict(StepShape(shape.decodes, shape.decode_context))
+        part = alone / whole if whole else shape.decodes / (shape.decodes + shape.chunk)
+        return seconds * (1 - part), seconds * part
+
     def largest_chunk(self, shape: StepShape, past: int, most: int, seconds: float) -> int:
         """The most prompt tokens behind ``past`` that keep such a step within ``seconds``; 0 when none does."""
         low, high = 0, most

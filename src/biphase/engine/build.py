@@ -1,0 +1,133 @@
+"""From options to an engine that is ready: model loaded, kernels compiled, KV pool reserved, limits settled."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from biphase.engine import kv_cache
+from biphase.engine.config import ModelConfig
+from biphase.engine.engine import Engine
+from biphase.engine.grammar import Grammars
+from biphase.engine.loading import load
+from biphase.engine.messages import Ready
+from biphase.engine.model import Model
+from biphase.engine.options import EngineOptions
+from biphase.engine.sources import resolve
+from biphase.engine.text import load_text
+from biphase.engine.trace import Trace
+from biphase.errors import BadInput
+from biphase.scheduling.config import SchedulerConfig
+from biphase.scheduling.step_time import StepTimeLaw
+
+BLOCK_SIZE = 16
+"""Tokens per KV block, as in vLLM: small enough to waste half a block a sequence, long enough to read in one run."""
+DEFAULT_KV_BYTES = 4e9
+"""The pool when nothing is asked, and never more than a quarter of the free memory; it is touched only as it fills."""
+
+
+def build(options: EngineOptions, progress: Callable[[str], None] = lambda _: None) -> tuple[Engine, Ready]:
+    """Load a model and make its engine ready: kernels compiled, KV pool reserved, limits settled."""
+    started = perf_counter()
+    set_threads(options.threads)
+    progress(f"loading {options.model}")
+    model_config, weights = load(options.model, options.dtype, options.random_weights)
+    dtype = weights.embedding.dtype
+    config = _limits(options, model_config, dtype.itemsize)
+    cache = kv_cache.allocate(model_config, config.num_blocks, BLOCK_SIZE, dtype)
+    trace = Trace(Path(options.trace)) if options.trace else None
+    engine = Engine(Model(model_config, weights, cache), config, trace)
+    engine.runner.grammars = Grammars(lambda: load_text(resolve(options.model)), model_config.vocab_size)
+    progress("compiling kernels (kept for the next start)")
+    warm_up(engine)
+    ready = Ready(
+        max_model_len=config.max_request_tokens,
+        vocab_size=model_config.vocab_size,
+        dtype=str(dtype).removeprefix("torch."),
+        num_blocks=config.num_blocks,
+        block_size=BLOCK_SIZE,
+        load_seconds=perf_counter() - started,
+    )
+    return engine, ready
+
+
+def warm_up(engine: Engine) -> None:
+    """Compile the kernels, so that no request waits for them, and where an ITL budget is set measure its first law."""
+    config = engine.scheduler.config
+    engine.measure({"compile": (2, min(40, config.max_request_tokens - 2), 2)})
+    if config.itl_budget_ms is not None:
+        engine.start_from(StepTimeLaw(engine.measure(_law_shapes(config))))
+
+
+def _law_shapes(config: SchedulerConfig) -> dict[str, tuple[int, int, int]]:
+    """Requests whose steps tell the five coefficients of the step-time law apart, as far as the limits allow.
+
+    (requests, prompt tokens, output tokens): short, medium and long prompts, few and several streams, each twice so
+    that the first touch of memory does not count alone. About two seconds for a model of 100 million parameters.
+    """
+    wanted = {"short": (1, 16, 4), "medium": (1, 256, 4), "long": (1, 1024, 4), "several": (4, 48, 6)}
+    room = config.max_request_tokens
+    return {
+        f"{name} {n}": (min(requests, config.max_num_seqs), min(prompt, room - output), output)
+        for n in range(2)
+        for name, (requests, prompt, output) in wanted.items()
+        if room > output
+    }
+
+
+def set_threads(threads: int | None) -> None:
+    """Give torch and numba the same threads: those asked for, or the processors this process may run on."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = threads or available
+    if count > available:
+        raise BadInput(f"{count} threads were asked for and this process may use {available} processors")
+    torch.set_num_threads(count)
+    try:
+        import numba
+    except ImportError:
+        return
+    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+
+
+def _limits(options: EngineOptions, model: ModelConfig, element_bytes: int) -> SchedulerConfig:
+    max_len = options.max_model_len or model.max_position
+    if max_len > model.max_position:
+        raise BadInput(f"max_model_len {max_len} exceeds the {model.max_position} positions of the model")
+    block_bytes = model.kv_bytes_per_token(element_bytes) * BLOCK_SIZE
+    num_blocks = int(_kv_bytes(options) // block_bytes)
+    # More than every sequence at full length can never be used.
+    num_blocks = min(num_blocks, -(-max_len // BLOCK_SIZE) * options.max_num_seqs)
+    if num_blocks < 1:
+        raise BadInput(f"a KV cache of {options.kv_cache_gb} GB holds no block; one is {block_bytes / 1e9:.3g} GB")
+    try:
+        return SchedulerConfig(
+            num_blocks,
+            max_len,
+            BLOCK_SIZE,
+            options.max_num_batched_tokens,
+            options.max_num_seqs,
+            options.itl_budget_ms,
+            options.chunked_prefill,
+            options.prefix_caching,
+            options.max_queued_requests,
+            options.max_queued_tokens,
+        )
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+
+
+def _kv_bytes(options: EngineOptions) -> float:
+    if options.kv_cache_gb is not None:
+        return options.kv_cache_gb * 1e9
+    return min(DEFAULT_KV_BYTES, _available_bytes() / 4)
+
+
+def _available_bytes() -> float:
+    """Memory to be had without swapping: Linux counts the page cache that it would give up; elsewhere assume enough."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 4 * DEFAULT_KV_BYTES
+    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
