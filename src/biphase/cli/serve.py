@@ -28,6 +28,14 @@ def serve(
     max_num_seqs: int = typer.Option(64, min=1, help="Requests in the batch at most."),
     kv_cache_gb: float | None = typer.Option(None, min=0.001, help="Memory for the KV cache in GB (1e9 bytes)."),
     threads: int | None = typer.Option(None, min=1, help="Threads of the engine; by default one a core."),
+    itl_budget_ms: float | None = typer.Option(
+        None, min=0.001, help="Chunk prompts so that a step with decodes keeps within this many milliseconds."
+    ),
+    chunked_prefill: bool = typer.Option(True, help="Without it, each prompt runs whole in one step."),
+    prefix_caching: bool = typer.Option(True, help="Reuse the KV cache of prompts that begin alike."),
+    max_queued_requests: int = typer.Option(512, min=1, help="Requests that may wait; beyond: 429."),
+    max_queued_tokens: int = typer.Option(262_144, min=1, help="Prompt tokens that may wait; beyond: 429."),
+    trace: str | None = typer.Option(None, help="Write every step to this file, for ui.perfetto.dev."),
     random_weights: bool = typer.Option(False, "--random-weights", help="Run the shape without its weights."),
     served_model_name: str | None = typer.Option(None, help="Name of the model in the API; by default MODEL."),
     managed: bool = typer.Option(False, "--managed", hidden=True, help="One JSON line when ready; ends with stdin."),
@@ -51,6 +59,12 @@ def serve(
         max_num_seqs=max_num_seqs,
         kv_cache_gb=kv_cache_gb,
         threads=threads,
+        itl_budget_ms=itl_budget_ms,
+        chunked_prefill=chunked_prefill,
+        prefix_caching=prefix_caching,
+        max_queued_requests=max_queued_requests,
+        max_queued_tokens=max_queued_tokens,
+        trace=trace,
     )
     settings = ServeSettings(served_model_name or model, path, sock, options, end_with_stdin=managed)
     raise typer.Exit(run(settings, _announce_to_program if managed else _announce))
