@@ -72,7 +72,7 @@ def serve(
 
 def _need_engine() -> None:
     """Say how to get what the engine needs, before anything is started."""
-    needed = ("gguf", "jinja2", "starlette", "tokenizers", "torch", "uvicorn", "uvloop")
+    needed = ("gguf", "jinja2", "llguidance", "starlette", "tokenizers", "torch", "uvicorn", "uvloop")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise BadInput(f"biphase serve needs {', '.join(missing)}; run: pip install 'biphase[engine]'")

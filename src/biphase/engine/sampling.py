@@ -1,15 +1,68 @@
 """From logits to the next token of each sequence."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from biphase.scheduling.request import SamplingParams
+from biphase.engine.grammar import GrammarError, Grammars
+from biphase.engine.logit_rules import apply_rules
+from biphase.engine.logprobs import token_logprobs
+from biphase.scheduling.request import Request, SamplingParams, TokenLogprobs
+
+NOT_FINITE = "the model's logits are not finite (NaN or infinite)"
 
 FIRST_CANDIDATES = 256
 """top_p keeps few tokens as a rule: look at this many first. Sorting a whole vocabulary costs milliseconds."""
+
+
+class Choice(NamedTuple):
+    """The next token of one request, or why it has none."""
+
+    token: int | None
+    error: str | None = None
+    logprobs: TokenLogprobs | None = None
+
+
+def choose(logits: Tensor, requests: Sequence[Request], grammars: Grammars | None = None) -> list[Choice]:
+    """The next token of each request from its row of ``logits`` [N, vocab] (float32).
+
+    A row that is not finite, or a grammar that cannot go on, fails its own request alone.
+    """
+    ruled = [row for row, request in enumerate(requests) if request.sampling.rules is not None]
+    changed, errors = _changed(logits, ruled, requests, grammars) if ruled else (logits, {})
+    tokens = sample(changed, [r.sampling for r in requests], [r.num_tokens for r in requests])
+    return [
+        Choice(None, errors.get(row, NOT_FINITE))
+        if token is None or row in errors
+        else Choice(token, None, _logprobs(logits[row], token, request.sampling))
+        for row, (token, request) in enumerate(zip(tokens, requests, strict=True))
+    ]
+
+
+def _changed(
+    logits: Tensor, rows: Sequence[int], requests: Sequence[Request], grammars: Grammars | None
+) -> tuple[Tensor, dict[int, str]]:
+    """A copy of ``logits`` with the rules of ``rows`` applied, and the rows whose grammar cannot go on.
+
+    Rows that are not finite stay as they are: a ban must not hide them.
+    """
+    changed, errors = logits.clone(), {}
+    for row in rows:
+        rules = requests[row].sampling.rules
+        if rules is None or not bool(torch.isfinite(logits[row].max())):
+            continue
+        try:
+            apply_rules(changed[row], requests[row], rules, grammars)
+        except GrammarError as error:
+            errors[row] = str(error)
+    return changed, errors
+
+
+def _logprobs(row: Tensor, token: int, params: SamplingParams) -> TokenLogprobs | None:
+    return None if params.logprobs is None else token_logprobs(row, token, params.logprobs)
 
 
 def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int | None]:
@@ -35,12 +88,20 @@ def _draw(logits: Tensor, params: SamplingParams, position: int) -> int:
     if params.temperature < 1e-5:  # dividing by less overflows float32; the limit is greedy
         return int(logits.argmax())
     scaled = (logits - logits.max()) / params.temperature
-    probabilities, ids = _candidates(torch.softmax(scaled, dim=-1), params)
+    probabilities, ids = _candidates(_likely(torch.softmax(scaled, dim=-1), params.min_p), params)
     cumulative = probabilities.double().cumsum(0)
     target = uniform(params.seed, position) * float(cumulative[-1])
     index = int(torch.searchsorted(cumulative, target, right=True))
     index = min(index, len(cumulative) - 1)
     return index if ids is None else int(ids[index])
+
+
+def _likely(probabilities: Tensor, min_p: float) -> Tensor:
+    """Those of at least ``min_p`` times the highest probability, made to sum to 1 again (Nguyen et al. 2024)."""
+    if min_p == 0:
+        return probabilities
+    kept = torch.where(probabilities >= min_p * probabilities.max(), probabilities, 0.0)
+    return kept / kept.sum()
 
 
 def _candidates(probabilities: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor | None]:
