@@ -1,0 +1,188 @@
+"""The laws of both phases, fitted to records: what a prompt costs and what a decode step costs.
+
+Prefill: ``TTFT(S) = http + a + b S + c S^2`` for S prompt tokens that had to be computed; with prompts run in chunks of
+C tokens a pass costs ``d`` more each: ``+ d (ceil(S / C) - 1)``, a staircase. ``a`` is no network latency: it holds
+the floor of a pass, the read of the weights. Decode: ``step = t0 + w B + k sum(context)``, of B streams.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from biphase.analysis.bootstrap import CONFIDENCE, Estimate, Fit, Vector, fit_relative, interval
+from biphase.analysis.latency import prefilled_tokens, ttft
+from biphase.analysis.windows import StepSample, step_samples
+from biphase.client.record import Record
+
+CHUNK_SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+FEWEST_LENGTHS = 3
+STAIRCASE_LENGTHS = 8
+"""Distinct lengths from which a staircase can be told from a parabola."""
+DECISIVE = 10.0
+"""Difference of AICc from which the staircase is preferred: Burnham and Anderson's "essentially no support"."""
+
+
+class Staircase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Prompts are prefilled in chunks: the size that explains the times best, and what each further pass costs."""
+
+    chunk_tokens: int
+    pass_ms: Estimate
+
+
+class PrefillLaw(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``TTFT(S) = http_ms + a_ms + b S + c S^2`` (ms, tokens), with 95 % bootstrap intervals.
+
+    ``http_ms`` was measured apart (None: it was not, and ``a_ms`` holds it). ``crossover_tokens`` is ``a / b``: below
+    it the fixed price of a pass weighs more than its tokens. ``rms_percent``: relative residuals. ``residuals``:
+    percent of the measured time, (prompt tokens, residual) each.
+    """
+
+    a_ms: Estimate
+    b_ms_per_token: Estimate
+    c_ms_per_token2: Estimate
+    http_ms: float | None
+    crossover_tokens: Estimate | None
+    staircase: Staircase | None
+    samples: int
+    lengths: int
+    longest_tokens: int
+    rms_percent: float
+    residuals: tuple[tuple[int, float], ...]
+
+    def ms(self, tokens: float) -> float:
+        """TTFT in ms that a client sees of a prompt."""
+        curve = self.a_ms.value + self.b_ms_per_token.value * tokens + self.c_ms_per_token2.value * tokens**2
+        passes = np.ceil(tokens / self.staircase.chunk_tokens) - 1 if self.staircase else 0
+        extra = passes * self.staircase.pass_ms.value if self.staircase else 0.0
+        return float(curve + extra + (self.http_ms or 0.0))
+
+
+class DecodeLaw(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``step = t0_ms + w B + k sum(context)`` (ms, sequences, tokens), with 95 % bootstrap intervals.
+
+    ``w_ms_per_sequence`` is None where one batch only was measured: ``t0_ms`` holds it then. ``k`` is None where the
+    contexts did not differ.
+    """
+
+    t0_ms: Estimate
+    w_ms_per_sequence: Estimate | None
+    k_ms_per_token: Estimate | None
+    batches: tuple[int, ...]
+    samples: int
+    shortest_context: float
+    longest_context: float
+    rms_percent: float
+    residuals: tuple[tuple[int, float, float], ...]
+
+    def ms(self, batch: float, context: float) -> float:
+        """Step time in ms of ``batch`` streams with ``context`` tokens each."""
+        per_sequence = self.w_ms_per_sequence.value if self.w_ms_per_sequence else 0.0
+        per_token = self.k_ms_per_token.value if self.k_ms_per_token else 0.0
+        return self.t0_ms.value + per_sequence * batch + per_token * batch * context
+
+
+def fit_prefill(records: Sequence[Record], http_s: Sequence[float] = ()) -> PrefillLaw | None:
+    """The law of prompts that were prefilled alone; None with fewer than three lengths or too few samples.
+
+    ``http_s``: seconds of HTTP round trips that computed nothing.
+    """
+    pairs = [(tokens, seconds) for r in records for tokens, seconds in [_prefill_sample(r)] if tokens and seconds]
+    if len({tokens for tokens, _ in pairs}) < FEWEST_LENGTHS or len(pairs) <= FEWEST_LENGTHS + 1:
+        return None
+    tokens = np.array([float(n) for n, _ in pairs])
+    times = np.array([1e3 * t for _, t in pairs])
+    parabola = fit_relative(_parabola(tokens), times)
+    chosen, staircase = _with_staircase(tokens, times, parabola)
+    return PrefillLaw(
+        a_ms=_without_http(chosen, [1e3 * t for t in http_s]),
+        b_ms_per_token=chosen.coefficient(1),
+        c_ms_per_token2=chosen.coefficient(2),
+        http_ms=1e3 * float(np.median(http_s)) if len(http_s) else None,
+        crossover_tokens=_crossover(chosen, http_s),
+        staircase=staircase,
+        samples=len(times),
+        lengths=len(set(tokens)),
+        longest_tokens=int(tokens.max()),
+        rms_percent=100 * chosen.rms,
+        residuals=tuple((int(n), 100 * float(r)) for n, r in zip(tokens, chosen.residuals, strict=True)),
+    )
+
+
+def _prefill_sample(record: Record) -> tuple[int | None, float | None]:
+    return (prefilled_tokens(record) or record.asked_prompt_tokens), ttft(record)
+
+
+def _parabola(tokens: Vector) -> Vector:
+    return np.stack([np.ones_like(tokens), tokens, tokens**2], axis=1)
+
+
+def _without_http(fit: Fit, http_ms: Sequence[float]) -> Estimate:
+    """``a`` less the round trip; one trip drawn for each replicate, since no request has the median's."""
+    if not http_ms:
+        return fit.coefficient(0)
+    drawn = np.random.default_rng(1).choice(http_ms, len(fit.replicates))
+    value = max(float(fit.coefficients[0]) - float(np.median(http_ms)), 0.0)
+    found = interval(value, fit.replicates[:, 0] - drawn, float(fit.widening[0]))
+    return Estimate(value, max(found.low, 0.0), max(found.high, 0.0))
+
+
+def _crossover(fit: Fit, http_s: Sequence[float]) -> Estimate | None:
+    """``a / b``, where the law has a slope at all."""
+    http = 1e3 * float(np.median(http_s)) if len(http_s) else 0.0
+    if fit.coefficients[1] <= 0 or np.mean(fit.replicates[:, 1] > 0) < CONFIDENCE:
+        return None
+    return fit.estimate(lambda rows: np.maximum(rows[..., 0] - http, 0) / np.maximum(rows[..., 1], 1e-12))
+
+
+def _with_staircase(tokens: Vector, times: Vector, parabola: Fit) -> tuple[Fit, Staircase | None]:
+    """The parabola, unless a staircase of some chunk size explains the times decisively better."""
+    sizes = [size for size in CHUNK_SIZES if tokens.min() <= size < tokens.max()]
+    if len(set(tokens)) < STAIRCASE_LENGTHS or len(times) < 8:
+        return parabola, None
+    designs = {n: np.column_stack([_parabola(tokens), np.ceil(tokens / n) - 1]) for n in sizes}
+    fits = {n: fit_relative(design, times) for n, design in designs.items()}
+    best = min(fits, key=lambda n: _aicc(fits[n], 5), default=None)  # the size is a constant too
+    if best is None or _aicc(fits[best], 5) > _aicc(parabola, 3) - DECISIVE:
+        return parabola, None
+    further = fits[best].coefficient(3)
+    return (fits[best], Staircase(best, further)) if further.low > 0 else (parabola, None)
+
+
+def _aicc(fit: Fit, constants: int) -> float:
+    """Akaike's criterion for normal relative errors, corrected for few samples."""
+    n, parameters = len(fit.residuals), constants + 1
+    squares = max(float(np.sum(fit.weights * fit.residuals**2)), 1e-18)
+    return n * float(np.log(squares / n)) + 2 * parameters * n / (n - parameters - 1)
+
+
+def fit_decode(records: Sequence[Record]) -> DecodeLaw | None:
+    """The law of decode steps from every stretch of steady decoding in the records; None without enough of them."""
+    return decode_law(step_samples(records))
+
+
+def decode_law(samples: Sequence[StepSample]) -> DecodeLaw | None:
+    """The law behind samples of the step time; constants that the samples cannot tell apart are left out."""
+    positive = [sample for sample in samples if sample.seconds > 0]
+    batches = sorted({sample.batch for sample in positive})
+    contexts = [sample.context_sum / sample.batch for sample in positive]
+    varied = len(positive) > 1 and max(contexts) >= 1.5 * min(contexts) + 16
+    columns = [np.ones(len(positive))]
+    columns += [np.array([float(s.batch) for s in positive])] if len(batches) > 1 else []
+    columns += [np.array([s.context_sum for s in positive])] if varied else []
+    if len(positive) < len(columns) + 2:
+        return None
+    fit = fit_relative(np.stack(columns, axis=1), [1e3 * s.seconds for s in positive])
+    return DecodeLaw(
+        t0_ms=fit.coefficient(0),
+        w_ms_per_sequence=fit.coefficient(1) if len(batches) > 1 else None,
+        k_ms_per_token=fit.coefficient(len(columns) - 1) if varied else None,
+        batches=tuple(batches),
+        samples=len(positive),
+        shortest_context=min(contexts),
+        longest_context=max(contexts),
+        rms_percent=100 * fit.rms,
+        residuals=tuple(
+            (s.batch, c, 100 * float(r)) for s, c, r in zip(positive, contexts, fit.residuals, strict=True)
+        ),
+    )
