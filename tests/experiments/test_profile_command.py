@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from biphase.client.record import read_records
-from biphase.experiments.profile import ProfileResult
+from biphase.analysis.profile_result import ProfileResult
 from tests.scripted_server import scripted
 
 QUICK = {"first_token_s": 0.002, "gap_s": 0.001}
@@ -93,24 +93,22 @@ def test_a_server_that_dies_leaves_table_json_and_records(tmp_path: Path) -> Non
     assert len(list(read_records(tmp_path / "r.jsonl"))) == 2 + 4 + 1
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_keeps_what_was_measured(number: signal.Signals, status: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "background"),
+    [(signal.SIGINT, 130, False), (signal.SIGTERM, 143, False), (signal.SIGTERM, 143, True)],
+)
+def test_a_signal_keeps_what_was_measured(
+    number: signal.Signals, status: int, background: bool, tmp_path: Path
+) -> None:
+    """Also in the background of a script, where the shell has SIGINT ignored."""
     path, output = tmp_path / "r.jsonl", tmp_path / "p.json"
     with scripted(first_token_s=0.05, gap_s=0.001) as url:
-        words = (
-            url,
-            "--lengths",
-            "2",
-            "--tokens",
-            "3",
-            "--repeats",
-            "1000",
-            "--records",
-            str(path),
-            "--json",
-            str(output),
+        words = [url, "--lengths", "2", "--tokens", "3", "--repeats", "1000"]
+        files = ["--records", str(path), "--json", str(output)]
+        ignoring = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"] if background else []
+        running = subprocess.Popen(
+            [*ignoring, *command(*words, *files)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        running = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline and (not path.exists() or path.read_bytes().count(b"\n") < 4):
             time.sleep(0.05)

@@ -45,10 +45,33 @@ class MeasuringLoop(asyncio.SelectorEventLoop):
         super().__init__(self.arrivals)
 
 
+_running: asyncio.Task[Any] | None = None
+
+
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """``asyncio.run`` on a loop whose lag can be asked for."""
+    """``asyncio.run`` on a loop whose lag can be asked for; ``interrupt`` ends it as Ctrl-C does."""
     with asyncio.Runner(loop_factory=MeasuringLoop) as runner:
-        return runner.run(main)
+        try:
+            return runner.run(_noted(main))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+
+async def _noted(main: Coroutine[Any, Any, T]) -> T:
+    global _running
+    _running = asyncio.current_task()
+    try:
+        return await main
+    finally:
+        _running = None
+
+
+def interrupt() -> bool:
+    """Cancel what ``run`` is running; for a signal handler. False when it runs nothing."""
+    if _running is None:
+        return False
+    _running.get_loop().call_soon_threadsafe(_running.cancel)
+    return True
 
 
 def lag(now: float) -> float:
