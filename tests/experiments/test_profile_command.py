@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from biphase.client.record import read_records
-from biphase.analysis.profile_result import ProfileResult
+from biphase.experiments.profile import ProfileResult
 from tests.scripted_server import scripted
 
 QUICK = {"first_token_s": 0.002, "gap_s": 0.001}

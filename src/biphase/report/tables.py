@@ -9,9 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from biphase.analysis.latency import Spread
-from biphase.analysis.profile_result import Itl, LengthRow, ProfileResult, Saturation
-from biphase.report.laws_text import law_lines
-from biphase.report.words import plain_words
+from biphase.experiments.profile import Itl, LengthRow, ProfileResult, Saturation
 
 PIPED_WIDTH = 110  # columns of a table, when the output is not a terminal
 
@@ -27,21 +25,15 @@ def print_profile(result: ProfileResult, console: Console | None = None) -> None
 
 
 def profile_view(result: ProfileResult) -> list[RenderableType]:
-    """What spoils the numbers, what they say in plain words, the table of the two phases, then the laws and conditions."""
-    parts: list[RenderableType] = [Text(f"{short_model(result)} at {result.url}", style="bold")]
-    parts += [Text(f"warning: {v.sentence}; {v.advice} ({v.name})", style="yellow") for v in result.verdicts]
-    parts += [Text(line) for line in plain_words(result)]
+    """The profile of one server: what spoils it first, then the table of the two phases, then what it shows."""
+    model = PurePath(result.model).name if result.model.startswith("/") else result.model  # llama.cpp names a file
+    parts: list[RenderableType] = [Text(f"{model} at {result.url}", style="bold")]
+    parts += [Text(f"warning: {line}", style="yellow") for line in result.warnings]
     if result.rows:
         parts += [phase_table(result.rows), *(Text(line) for line in _findings(result))]
-        parts += [Text(line) for line in law_lines(result)]
     parts += [Text(f"left out: {out.prompt_tokens} tokens: {out.reason}") for out in result.left_out]
     parts += [Text(line, style="dim") for line in _conditions(result)]
     return parts
-
-
-def short_model(result: ProfileResult) -> str:
-    """The model's name; llama.cpp names a file."""
-    return PurePath(result.model).name if result.model.startswith("/") else result.model
 
 
 def phase_table(rows: Sequence[LengthRow]) -> Table:
