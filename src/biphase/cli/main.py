@@ -13,6 +13,7 @@ app = typer.Typer(
     help="Prefill and decode, the two phases of LLM inference: measure them, model them, serve them.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # its boxes cut long option names short
     pretty_exceptions_enable=False,
 )
 app.command("profile")(profile.profile)

@@ -1,0 +1,150 @@
+"""Head-of-line blocking: four streams decode while a prompt of 4,000 tokens arrives.
+
+    python bench/stall.py [--itl-budget-ms 80] [--repeats 5] [--url NAME=URL ...]
+
+Starts the built-in engine three times, one after the other: whole prompts, chunks by the token budget, chunks by an ITL
+budget; servers given by --url are measured beside them. All gaps of all victims are kept, none averaged. "Quiet" are
+the gaps that end before the prompt is sent; "under attack" those that end between then and the prompt's first token
+(and the one gap that spans it).
+"""
+
+import argparse
+import asyncio
+import contextlib
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from rich.console import Console
+from rich.table import Table
+
+from biphase.analysis.latency import percentile
+from biphase.client.endpoint import Access
+from biphase.client.negotiation import Target, open_target
+from biphase.client.openai import Call, make_call, request
+from biphase.client.record import Record
+from biphase.server.launch import managed_server
+
+VICTIM_PROMPT, VICTIM_TOKENS = 32, 500
+QUIET_SECONDS = 4.0
+
+
+@dataclass
+class Stall:
+    """What one server did to its victims, in seconds, over all repeats."""
+
+    quiet: list[float] = field(default_factory=list)
+    attacked: list[float] = field(default_factory=list)
+    ttfts: list[float] = field(default_factory=list)
+
+
+async def measure(url: str, victims: int, prompt: int, repeats: int, console: Console) -> Stall:
+    """Repeat the attack on the server at ``url``; the first time is a warm-up and does not count."""
+    stall = Stall()
+    async with open_target(url, None, Access()) as target:
+        for repeat in range(repeats + 1):
+            records, attack = await attack_once(target, repeat, victims, prompt)
+            if repeat:
+                book(stall, records, attack)
+            console.print(f"  {repeat} of {repeats}: worst gap {1e3 * worst(records, attack):.0f} ms", style="dim")
+    return stall
+
+
+async def attack_once(target: Target, repeat: int, victims: int, prompt: int) -> tuple[list[Record], Record]:
+    def call(name: str, length: int, tokens: int) -> Call:
+        made = target.prompts.make(length)
+        return make_call(target.dialect, f"{repeat}/{name}", made.content, made.tokens, tokens)
+
+    calls = [call(str(n), VICTIM_PROMPT, VICTIM_TOKENS) for n in range(victims)]
+    long = call("long", prompt, 1)
+    streams = [asyncio.create_task(request(target.session, call)) for call in calls]
+    await asyncio.sleep(QUIET_SECONDS)
+    attack = (await request(target.session, long)).record
+    records = [answer.record for answer in await asyncio.gather(*streams)]
+    for record in (*records, attack):
+        if record.error is not None:
+            raise SystemExit(f"a request failed: {record.error}")
+    return records, attack
+
+
+def gaps(record: Record) -> Iterator[tuple[float, float]]:
+    """(end, seconds) of each gap between two chunks with tokens."""
+    times = [chunk.t for chunk in record.chunks if chunk.tokens]
+    yield from ((b, b - a) for a, b in pairwise(times))
+
+
+def first_token(record: Record) -> float:
+    return next(chunk.t for chunk in record.chunks if chunk.tokens)
+
+
+def under_attack(record: Record, attack: Record) -> list[float]:
+    end = first_token(attack)
+    return [seconds for t, seconds in gaps(record) if t > attack.sent and t - seconds < end]
+
+
+def worst(records: list[Record], attack: Record) -> float:
+    return max(seconds for record in records for seconds in under_attack(record, attack))
+
+
+def book(stall: Stall, records: list[Record], attack: Record) -> None:
+    for record in records:
+        stall.quiet += [seconds for t, seconds in gaps(record) if t <= attack.sent]
+        stall.attacked += under_attack(record, attack)
+    stall.ttfts.append(first_token(attack) - attack.sent)
+
+
+def row(table: Table, name: str, stall: Stall, whole: Stall | None) -> None:
+    quiet, most = statistics.median(stall.quiet), max(stall.attacked)
+    ttft = statistics.median(stall.ttfts)
+    against = f"{ttft / statistics.median(whole.ttfts):.2f}" if whole else ""
+    table.add_row(
+        name,
+        f"{1e3 * quiet:.1f}",
+        f"{1e3 * percentile(stall.attacked, 99):.0f}",
+        f"{1e3 * most:.0f}",
+        f"{most / quiet:.1f}",
+        f"{1e3 * ttft:.0f}",
+        against,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--itl-budget-ms", type=float, default=80)
+    parser.add_argument("--victims", type=int, default=4)
+    parser.add_argument("--prompt", type=int, default=4000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--url", action="append", default=[], metavar="NAME=URL")
+    asked = parser.parse_args()
+    console = Console(stderr=True)
+    big = ("--max-num-batched-tokens", "8192")
+    ours = {
+        "whole prompts": ("--no-chunked-prefill", *big),
+        "chunks of 512 tokens": ("--max-num-batched-tokens", "512"),
+        f"ITL budget {asked.itl_budget_ms:g} ms": ("--itl-budget-ms", str(asked.itl_budget_ms), *big),
+    }
+    results: dict[str, Stall] = {}
+    for name, options in ours.items():
+        console.print(name)
+        with managed_server("smollm2-135m", *options) as server:
+            results[name] = asyncio.run(measure(server.url, asked.victims, asked.prompt, asked.repeats, console))
+    for name, _, url in (entry.partition("=") for entry in asked.url):
+        console.print(name)
+        results[name] = asyncio.run(measure(url, asked.victims, asked.prompt, asked.repeats, console))
+    with contextlib.suppress(BrokenPipeError):
+        Console(width=120).print(render(results, asked.victims, asked.prompt, asked.repeats))
+
+
+def render(results: dict[str, Stall], victims: int, prompt: int, repeats: int) -> Table:
+    title = f"{victims} streams decode, a prompt of {prompt} tokens arrives; {repeats} times"
+    table = Table(title=title)
+    for heading in ("", "quiet ITL ms", "p99 gap ms", "worst gap ms", "x quiet", "TTFT ms", "TTFT / whole"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, stall in results.items():
+        row(table, name, stall, results.get("whole prompts"))
+    return table
+
+
+if __name__ == "__main__":
+    main()
