@@ -1,7 +1,8 @@
 """An engine's process without a model: answers each request with its own prompt, token by token, on a script.
 
 ``python scripted_engine.py SCRIPT FD OPTIONS``. After the prompt's last token it emits the end of sequence where the
-request has one, and starts over where it has none. It writes every frame that it receives to the script's log.
+request has one, and starts over where it has none. Each token has log-probability -0.5, the next id -1.5, and so on.
+It writes every frame that it receives to the script's log.
 """
 
 import contextlib
@@ -10,15 +11,21 @@ import select
 import socket
 import sys
 import time
+from typing import Literal
 
 import msgspec
 
 from biphase.engine import messages
 from biphase.engine.messages import Abort, Fatal, Output, Ready, Step, Submit
+from biphase.scheduling.request import TokenLogprobs
 
 
 class Script(msgspec.Struct, forbid_unknown_fields=True):
-    """``gap`` seconds pass before each step. ``die_at``, ``fail_at`` and ``hang_at`` count the tokens of a request."""
+    """``gap`` seconds pass before each step. ``die_at``, ``fail_at`` and ``hang_at`` count the tokens of a request.
+
+    ``refuse`` is the error code of an engine that takes no request; ``cached`` are the tokens of each prompt that its
+    prefix cache gave.
+    """
 
     log: str
     gap: float = 0.0
@@ -27,6 +34,9 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
     die_at: int | None = None
     fail_at: int | None = None
     hang_at: int | None = None
+    refuse: Literal["queue_full", "rejected"] | None = None
+    retry_after: float | None = None
+    cached: int = 0
     max_model_len: int = 64
     vocab_size: int = 300
 
@@ -45,9 +55,22 @@ class Running:
             return Output(submit.id, (), "error", "the logits of this request are not finite")
         position = self.count - 1
         if submit.stop_ids and position == len(submit.prompt):
-            return Output(submit.id, (min(submit.stop_ids),), "stop")
+            return self._output(min(submit.stop_ids), "stop", script)
         token = submit.prompt[position % len(submit.prompt)]
-        return Output(submit.id, (token,), "length" if self.count == submit.max_tokens else None)
+        reason = "stop" if token in submit.stop_ids else "length" if self.count == submit.max_tokens else None
+        return self._output(token, reason, script)
+
+    def _output(self, token: int, reason: str | None, script: Script) -> Output:
+        wanted, first = self.submit.sampling.logprobs, self.count == 1
+        top = tuple((token + n, -0.5 - n) for n in range(wanted or 0))
+        return Output(
+            self.submit.id,
+            (token,),
+            reason,
+            logprobs=() if wanted is None else (TokenLogprobs(-0.5, top),),
+            cached_tokens=script.cached if first else None,
+            queue_seconds=0.125 if first else None,
+        )
 
 
 class Engine:
@@ -90,10 +113,17 @@ class Engine:
 
     def _take(self, message: Submit | Abort) -> None:
         os.write(self.log, msgspec.json.encode(message) + b"\n")
-        if isinstance(message, Submit):
+        if isinstance(message, Submit) and self.script.refuse is not None:
+            self.send(Step((self._refusal(message.id),), 0.0, 0, 0, 0, 0, 0.0))
+        elif isinstance(message, Submit):
             self.running[message.id] = Running(message)
         else:
             self.running.pop(message.id, None)
+
+    def _refusal(self, request_id: str) -> Output:
+        script = self.script
+        reason = "7 requests wait, as many as may"
+        return Output(request_id, (), "error", reason, error_code=script.refuse, retry_after=script.retry_after)
 
     def send(self, message: Ready | Fatal | Step) -> None:
         self.sock.sendall(messages.pack(message))

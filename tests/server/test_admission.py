@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from biphase.engine.text import Text
+from biphase.scheduling.request import LogitRules
 from biphase.server.admission import Admitted, ServedModel, admit_chat, admit_completion
 from biphase.server.errors import ApiError
 from biphase.server.protocol import ChatRequest, CompletionRequest, read_body
@@ -42,22 +43,22 @@ USER = [{"role": "user", "content": "hi"}]
 
 @pytest.mark.parametrize("prompt", ["hi", ["hi"], [104, 105], [[104, 105]]])
 def test_a_prompt_is_text_or_ids_or_a_list_of_one(model: ServedModel, prompt: Any) -> None:
-    assert complete(model, prompt=prompt).submit.prompt == (104, 105)
+    assert complete(model, prompt=prompt).submits[0].prompt == (104, 105)
 
 
 def test_defaults_are_those_of_the_api(model: ServedModel) -> None:
-    submit = complete(model, prompt="hi", stop=None, temperature=None).submit
+    submit = complete(model, prompt="hi", stop=None, temperature=None).submits[0]
     sampling = submit.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, submit.max_tokens) == (1.0, 1.0, 0, 16)
     assert submit.stop_ids == {257}
-    assert complete(model, prompt="hi", ignore_eos=True).submit.stop_ids == frozenset()
-    assert chat(model, messages=USER).submit.max_tokens == LIMIT - len("u:hi;a:")
-    assert complete(model, prompt="x" * 60).submit.max_tokens == 4
+    assert complete(model, prompt="hi", ignore_eos=True).submits[0].stop_ids == frozenset()
+    assert chat(model, messages=USER).submits[0].max_tokens == LIMIT - len("u:hi;a:")
+    assert complete(model, prompt="x" * 60).submits[0].max_tokens == 4
 
 
 def test_a_seed_is_kept_and_without_one_each_request_draws_its_own(model: ServedModel) -> None:
-    assert complete(model, prompt="a", seed=5).submit.sampling.seed == 5
-    seeds = {complete(model, prompt="a").submit.sampling.seed for _ in range(5)}
+    assert complete(model, prompt="a", seed=5).submits[0].sampling.seed == 5
+    seeds = {complete(model, prompt="a").submits[0].sampling.seed for _ in range(5)}
     assert len(seeds) == 5
 
 
@@ -65,7 +66,7 @@ def test_a_chat_goes_through_the_template(model: ServedModel) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": parts}]
     messages += [{"role": "assistant", "content": "x", "refusal": None, "tool_calls": []}, *USER]
-    assert bytes(chat(model, messages=messages).submit.prompt) == b"s:s;u:a\nb;a:x;u:hi;a:"
+    assert bytes(chat(model, messages=messages).submits[0].prompt) == b"s:s;u:a\nb;a:x;u:hi;a:"
 
 
 @pytest.mark.parametrize(
@@ -83,20 +84,94 @@ def test_a_chat_goes_through_the_template(model: ServedModel) -> None:
         {"suffix": None},
         {"repetition_penalty": 1.0},
         {"top_k": -1},
+        {"min_tokens": 0},
+        {"min_p": 0},
+        {"n": None},
+        {"response_format": {"type": "text"}},
+        {"priority": 0},
     ],
 )
 def test_values_that_change_nothing_are_taken(model: ServedModel, neutral: dict[str, Any]) -> None:
-    assert complete(model, prompt="hi", **neutral).submit.prompt == (104, 105)
+    assert complete(model, prompt="hi", **neutral).submits[0].prompt == (104, 105)
+
+
+def test_values_that_change_nothing_leave_the_fast_path_of_sampling(model: ServedModel) -> None:
+    fields = {"presence_penalty": 0, "repetition_penalty": 1, "logit_bias": {}, "min_tokens": 0, "logprobs": None}
+    sampling = complete(model, prompt="hi", **fields).submits[0].sampling
+    assert (sampling.rules, sampling.logprobs) == (None, None)
+
+
+def test_rules_reach_the_engine_as_they_were_asked(model: ServedModel) -> None:
+    fields = {"presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.25, "min_tokens": 3}
+    submit = complete(model, prompt="hi", logit_bias={"7": -100, "5": 2.5}, min_p=0.1, **fields).submits[0]
+    assert submit.sampling.rules == LogitRules(1.25, 0.5, -1.0, ((5, 2.5), (7, -100.0)), 3)
+    assert submit.sampling.min_p == 0.1
+
+
+def test_stop_token_ids_join_the_ends_of_sequence_and_stay_with_ignore_eos(model: ServedModel) -> None:
+    assert complete(model, prompt="hi", stop_token_ids=[5]).submits[0].stop_ids == {5, 257}
+    assert complete(model, prompt="hi", stop_token_ids=[5], ignore_eos=True).submits[0].stop_ids == {5}
+
+
+def test_n_answers_count_the_seed_up_and_a_list_of_prompts_comes_in_order(model: ServedModel) -> None:
+    submits = complete(model, prompt=["a", [98, 99]], n=2, seed=2**63 - 1).submits
+    assert [submit.prompt for submit in submits] == [(97,), (97,), (98, 99), (98, 99)]
+    assert [submit.id for submit in submits] == ["id-0", "id-1", "id-2", "id-3"]
+    assert [submit.sampling.seed for submit in submits] == [2**63 - 1, 0, 2**63 - 1, 0]
+    assert complete(model, prompt=["a"]).submits[0].id == "id"
+
+
+def test_logprobs_of_chat_are_a_switch_and_a_count(model: ServedModel) -> None:
+    def count(**fields: Any) -> int | None:
+        return chat(model, messages=USER, **fields).submits[0].sampling.logprobs
+
+    assert (count(), count(logprobs=False), count(logprobs=True)) == (None, None, 0)
+    assert count(logprobs=True, top_logprobs=4) == 4
+    with pytest.raises(ApiError, match="only allowed when logprobs is true"):
+        count(top_logprobs=2)
 
 
 @pytest.mark.parametrize(
     ("fields", "param", "part"),
     [
-        ({"prompt": "a", "n": 2}, "n", "n=2"),
-        ({"prompt": "a", "n": True}, "n", "n=true"),
-        ({"prompt": "a", "logprobs": 5}, "logprobs", "logprobs=5"),
+        ({"prompt": "a", "n": 0}, "n", "n=0"),
+        ({"prompt": "a", "n": 257}, "n", "1 to 256"),
+        ({"prompt": ["a", "b"], "n": 129}, "n", "each of 2 prompts"),
+        ({"prompt": "a", "n": True}, "n", "bool"),
+        ({"prompt": "a", "n": 2.5}, "n", "float"),
+        ({"prompt": "a", "best_of": 3}, "best_of", "best_of=3"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs", "0 to 20"),
+        ({"prompt": "a", "logprobs": -1}, "logprobs", "-1"),
+        ({"prompt": "a", "logprobs": True}, "logprobs", "logprobs"),
+        ({"prompt": "a", "min_tokens": 5, "max_tokens": 4}, "min_tokens", "max_tokens (4)"),
+        ({"prompt": "a", "min_tokens": -1}, "min_tokens", "-1"),
+        ({"prompt": "a", "min_p": 1.5}, "min_p", "0 to 1"),
+        ({"prompt": "a", "frequency_penalty": -2.5}, "frequency_penalty", "-2 to 2"),
+        ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty", "0.01 to 100"),
+        ({"prompt": "a", "temperature": 1e30}, "temperature", "0 to 100"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias", '"x"'),
+        ({"prompt": "a", "logit_bias": {"300": 1}}, "logit_bias", "0 to 299"),
+        ({"prompt": "a", "logit_bias": {"01": 1}}, "logit_bias", '"01"'),
+        ({"prompt": "a", "logit_bias": {"-1": 1}}, "logit_bias", '"-1"'),
+        ({"prompt": "a", "logit_bias": {"1": 101}}, "logit_bias", "-100 to 100"),
+        ({"prompt": "a", "logit_bias": {"1": "2"}}, "logit_bias", "str"),
+        ({"prompt": "a", "logit_bias": [1]}, "logit_bias", "array"),
+        ({"prompt": "a", "stop_token_ids": [300]}, "stop_token_ids", "300"),
+        ({"prompt": "a", "priority": 2**31}, "priority", "32 bits"),
+        ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format.type", "xml"),
+        ({"prompt": "a", "response_format": {"type": "json_schema"}}, "response_format", "missing"),
+        (
+            {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+            "response_format",
+            "type: x",
+        ),
+        (
+            {"prompt": "a", "response_format": {"type": "json_object"}, "ignore_eos": True},
+            "ignore_eos",
+            "beside a response_format",
+        ),
         ({"prompt": "a", "echo": True}, "echo", "echo=true"),
-        ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty", "0.5"),
+        ({"prompt": "a", "presence_penalty": 2.5}, "presence_penalty", "2.5"),
         ({"prompt": "a", "guided_json": {}}, "guided_json", "guided_json"),
         ({"prompt": "a", "stream": True, "stream_options": {"foo": 1}}, "stream_options.foo", "foo"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", "stream"),
@@ -104,9 +179,11 @@ def test_values_that_change_nothing_are_taken(model: ServedModel, neutral: dict[
         ({"prompt": ""}, "prompt", "empty"),
         ({"prompt": []}, "prompt", "empty"),
         ({"prompt": [[]]}, "prompt", "empty"),
-        ({"prompt": ["a", "b"]}, "prompt", "2 prompts"),
-        ({"prompt": [1, "b"]}, "prompt", "2 prompts"),
-        ({"prompt": [[1], [2]]}, "prompt", "2 prompts"),
+        ({"prompt": ["a", ""]}, "prompt", "empty"),
+        ({"prompt": [1, "b"]}, "prompt", "list of lists"),
+        ({"prompt": [[1], 2]}, "prompt", "list of lists"),
+        ({"prompt": [[1], [300]]}, "prompt", "300"),
+        ({"prompt": ["a"] * 257}, "prompt", "257 prompts"),
         ({"prompt": [1, 300]}, "prompt", "300"),
         ({"prompt": [-1]}, "prompt", "-1"),
         ({"prompt": [10**30]}, "prompt", "0 to 299"),
@@ -204,4 +281,5 @@ FIELDS = [*CompletionRequest.__struct_fields__, "unknown"]
 def test_any_json_is_admitted_or_refused(model: ServedModel, fields: dict[str, Any], prompt: Any) -> None:
     with contextlib.suppress(ApiError):  # any other exception fails
         admitted = complete(model, **{"prompt": prompt, **fields})
-        assert 0 < len(admitted.submit.prompt) + admitted.submit.max_tokens <= LIMIT
+        assert all(0 < len(submit.prompt) + submit.max_tokens <= LIMIT for submit in admitted.submits)
+        assert len({submit.id for submit in admitted.submits}) == len(admitted.submits)

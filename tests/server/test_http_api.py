@@ -2,56 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import aiohttp
 import pytest
+from calling import get, post, stream, usage, with_client
 from running_server import Server, wait_for
-
-Result = TypeVar("Result")
-
-
-def with_client(work: Callable[[aiohttp.ClientSession], Awaitable[Result]]) -> Result:
-    async def main() -> Result:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(10)) as session:
-            return await work(session)
-
-    return asyncio.run(main())
-
-
-def post(url: str, body: Any) -> tuple[int, Any]:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-
-    async def work(session: aiohttp.ClientSession) -> tuple[int, Any]:
-        async with session.post(url, data=data) as response:
-            assert response.content_type == "application/json"
-            return response.status, await response.json()
-
-    return with_client(work)
-
-
-def get(url: str) -> tuple[int, str]:
-    async def work(session: aiohttp.ClientSession) -> tuple[int, str]:
-        async with session.get(url) as response:
-            return response.status, await response.text()
-
-    return with_client(work)
-
-
-def stream(url: str, **body: Any) -> list[Any]:
-    """The events of a stream, decoded; the last must be [DONE]."""
-
-    async def work(session: aiohttp.ClientSession) -> list[Any]:
-        async with session.post(url, json={"stream": True, **body}) as response:
-            assert response.status == 200, await response.text()
-            assert response.content_type == "text/event-stream"
-            raw = await response.text()
-        events = [event.removeprefix("data: ") for event in raw.split("\n\n") if event]
-        assert events.pop() == "[DONE]"
-        return [json.loads(event) for event in events]
-
-    return with_client(work)
 
 
 def test_a_completion_ends_with_its_sequence_and_counts_every_token(server: Server) -> None:
@@ -59,7 +16,7 @@ def test_a_completion_ends_with_its_sequence_and_counts_every_token(server: Serv
     assert status == 200
     choice = body["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["index"]) == ("hé", "stop", 0)
-    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert body["usage"] == usage(3, 4)
     assert (body["object"], body["model"]) == ("text_completion", "tiny")
     assert body["id"].startswith("cmpl-")
 
@@ -89,7 +46,7 @@ def test_a_stream_of_a_chat_says_the_role_first_and_the_usage_last(server: Serve
     options = {"include_usage": True}
     messages = [{"role": "user", "content": "x"}]
     chunks = stream(server.url + "/v1/chat/completions", messages=messages, max_tokens=2, stream_options=options)
-    *parts, usage = chunks
+    *parts, last = chunks
     assert [part["choices"][0]["delta"] for part in parts] == [
         {"role": "assistant", "content": ""},
         {"content": "u"},
@@ -97,8 +54,8 @@ def test_a_stream_of_a_chat_says_the_role_first_and_the_usage_last(server: Serve
     ]
     assert [part["usage"] for part in parts] == [None] * 3
     assert parts[-1]["choices"][0]["finish_reason"] == "length"
-    assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 6, "completion_tokens": 2, "total_tokens": 8}
+    assert last["choices"] == []
+    assert last["usage"] == usage(6, 2)
 
 
 def test_continuous_usage_counts_tokens_that_show_no_text_yet(server: Server) -> None:

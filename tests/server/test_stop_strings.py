@@ -57,8 +57,8 @@ def test_only_a_prefix_of_a_stop_string_is_held_back(text: str, stops: list[str]
 
 
 def generation(text: Text, stops: tuple[str, ...]) -> Generation:
-    submit = Submit("r", (1, 2, 3), 1000, text.eos_ids, SamplingParams(0.0))
-    return Generation(Admitted(submit, stops, False, False, False), text)
+    submit = Submit("r", (1, 2, 3), 1000, text.eos_ids | {7}, SamplingParams(0.0))
+    return Generation(Admitted((submit,), 1, stops, frozenset({7}), False, False, False), text)
 
 
 @given(whole=st.text(max_size=8), stop=st.text(min_size=1, max_size=2), sizes=st.lists(st.integers(1, 4), max_size=40))
@@ -75,14 +75,19 @@ def test_any_split_of_utf8_into_tokens_and_steps(byte_text: Text, whole: str, st
     place = whole.find(stop)
     assert (shown, finish) == ((whole, "length") if place < 0 else (whole[:place], "stop"))
     expected = len(whole.encode()) if place < 0 else len(whole[: place + len(stop)].encode())
-    assert answer.usage.completion_tokens == expected
+    assert answer.tokens == expected
 
 
 def test_the_end_of_sequence_counts_as_a_token_and_gives_no_text(byte_text: Text) -> None:
     answer = generation(byte_text, ())
     delta = answer.push(Output("r", (*b"hi", 257), "stop"))
     assert (delta.text, delta.finish_reason, delta.stop_reason) == ("hi", "stop", None)
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (3, 3, 6)
+    assert answer.tokens == 3
+
+
+def test_a_stop_id_of_the_client_is_its_stop_reason(byte_text: Text) -> None:
+    delta = generation(byte_text, ()).push(Output("r", (*b"hi", 7), "stop"))
+    assert (delta.text, delta.finish_reason, delta.stop_reason) == ("hi", "stop", 7)
 
 
 def test_a_character_cut_off_by_the_end_becomes_one_replacement_character(byte_text: Text) -> None:

@@ -1,30 +1,31 @@
 """From a request's body to what the engine is asked to run, with every check before anything is queued."""
 
 import math
-import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from biphase.engine.messages import Submit
 from biphase.engine.text import Text
 from biphase.errors import BadInput
-from biphase.scheduling.request import SamplingParams
 from biphase.server.errors import ApiError, refuse, shown
+from biphase.server.parameters import SEEDS, logprobs_count, sampling_params, stop_strings
 from biphase.server.protocol import ChatRequest, CompletionRequest, GenerationRequest, Message, refuse_unsupported
 
 COMPLETION_TOKENS = 16
 """``max_tokens`` of a completion that names none, as in OpenAI's API; a chat takes what the context leaves."""
 
-MAX_STOPS, MAX_STOP_LETTERS = 16, 1024
-"""Bounds on ``stop``: each letter of the output is compared with every stop string."""
+MAX_CHOICES = 256
+"""Answers of one HTTP request, its prompts times ``n``; each is a request of its own in the engine."""
+
+PRIORITIES = 1 << 31
 
 LONG_TEXT = 1 << 16
 """Characters from which a text's least number of tokens is checked before it is tokenized."""
 
 ROLES = ("system", "developer", "user", "assistant")
-
-_SEEDS = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,65 +45,125 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request that will run: the frame for the engine, and what the answer needs."""
+    """A request that will run: its frames for the engine, and what the answer needs.
 
-    submit: Submit
+    ``submits`` are in the order of the choices: the ``choices_per_prompt`` of the first prompt, then the next prompt's.
+    ``stop_token_ids`` are those that the client named.
+    """
+
+    submits: tuple[Submit, ...]
+    choices_per_prompt: int
     stops: tuple[str, ...]
+    stop_token_ids: frozenset[int]
     stream: bool
     include_usage: bool
     continuous_usage: bool
+
+    @property
+    def logprobs(self) -> bool:
+        return self.submits[0].sampling.logprobs is not None
 
 
 def admit_completion(body: CompletionRequest, model: ServedModel, request_id: str) -> Admitted:
     """Check a completion; raises ``ApiError`` naming the field."""
     model.check_name(body.model)
-    prompt = _prompt_ids(body.prompt, model)
-    room = _room(prompt, model, "prompt")
-    return _admit(body, model, request_id, prompt, min(COMPLETION_TOKENS, room))
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        refuse(f"best_of={shown(body.best_of)} is not supported: only null or the value of n", "best_of")
+    logprobs = logprobs_count(None if body.logprobs is False else body.logprobs, "logprobs")
+    prompts = _prompts(body.prompt, model)
+    return _admit(body, model, request_id, prompts, "prompt", logprobs)
 
 
 def admit_chat(body: ChatRequest, model: ServedModel, request_id: str) -> Admitted:
     """Check a chat; raises ``ApiError`` naming the field."""
     model.check_name(body.model)
-    prompt = chat_ids(body.messages, model)
-    return _admit(body, model, request_id, prompt, _room(prompt, model, "messages"))
+    top = logprobs_count(body.top_logprobs, "top_logprobs")
+    if top and not body.logprobs:
+        refuse("top_logprobs is only allowed when logprobs is true", "top_logprobs")
+    logprobs = (top or 0) if body.logprobs else None
+    return _admit(body, model, request_id, [chat_ids(body.messages, model)], "messages", logprobs)
 
 
-def _admit(body: GenerationRequest, model: ServedModel, request_id: str, prompt: list[int], default: int) -> Admitted:
+def _admit(
+    body: GenerationRequest,
+    model: ServedModel,
+    request_id: str,
+    prompts: list[list[int]],
+    param: str,
+    logprobs: int | None,
+) -> Admitted:
     options = body.stream_options
     if options is not None and not body.stream:
         refuse("stream_options is only allowed when stream is true", "stream_options")
     include_usage = options is not None and options.include_usage
-    submit = Submit(
-        id=request_id,
-        prompt=tuple(prompt),
-        max_tokens=_max_tokens(body, len(prompt), default, model),
-        stop_ids=frozenset() if body.ignore_eos else model.text.eos_ids,
-        sampling=SamplingParams(
-            temperature=_temperature(body.temperature),
-            top_p=_top_p(body.top_p),
-            top_k=_top_k(body.top_k, model.vocab_size),
-            seed=_seed(body.seed),
-        ),
-    )
+    n = _choices(body.n, len(prompts))
+    named = frozenset(check_ids(body.stop_token_ids or [], model, "stop_token_ids"))
+    bases = [_base(body, model, prompt, param, named, logprobs) for prompt in prompts]
+    alone = len(bases) * n == 1
+    submits = [_choice(base, request_id, place * n, k, alone) for place, base in enumerate(bases) for k in range(n)]
     continuous = include_usage and options is not None and options.continuous_usage_stats
-    return Admitted(submit, _stops(body.stop), bool(body.stream), include_usage, continuous)
+    stops = stop_strings(body.stop)
+    return Admitted(tuple(submits), n, stops, named, bool(body.stream), include_usage, continuous)
 
 
-def _prompt_ids(prompt: str | list[int | str | list[int]], model: ServedModel) -> list[int]:
-    """Token ids of a completion's prompt; a text gets BOS as the model wants it, ids are taken as they are."""
-    only = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else prompt
-    if isinstance(only, str):
-        return encode(only, model, special=True, param="prompt")
-    listed = [only] if isinstance(only, int) else only
-    ids = [token for token in listed if isinstance(token, int)]
-    if len(ids) != len(listed):
-        refuse(
-            f"prompt: a list of {len(listed)} prompts is not supported; send one text or one list of token ids",
-            "prompt",
-            "unsupported_value",
-        )
-    return check_ids(ids, model, "prompt")
+def _base(
+    body: GenerationRequest,
+    model: ServedModel,
+    prompt: list[int],
+    param: str,
+    named_stops: frozenset[int],
+    logprobs: int | None,
+) -> Submit:
+    """The first choice of a prompt, without its id."""
+    room = _room(prompt, model, param)
+    default = min(COMPLETION_TOKENS, room) if isinstance(body, CompletionRequest) else room
+    max_tokens = _max_tokens(body, len(prompt), default, model)
+    params = sampling_params(body, max_tokens, model.text, model.vocab_size)
+    return Submit(
+        id="",
+        prompt=tuple(prompt),
+        max_tokens=max_tokens,
+        stop_ids=named_stops | (frozenset() if body.ignore_eos else model.text.eos_ids),
+        sampling=replace(params, logprobs=logprobs),
+        priority=_priority(body.priority),
+    )
+
+
+def _choice(base: Submit, request_id: str, first: int, k: int, alone: bool) -> Submit:
+    """Choice ``k`` of a prompt whose first one is choice ``first`` of the answer."""
+    sampling = replace(base.sampling, seed=(base.sampling.seed + k) % SEEDS)
+    return msgspec.structs.replace(base, id=request_id if alone else f"{request_id}-{first + k}", sampling=sampling)
+
+
+def _choices(n: int | None, prompts: int) -> int:
+    if n is not None and (n < 1 or n * prompts > MAX_CHOICES):
+        for_each = "" if prompts == 1 else f" for each of {prompts} prompts"
+        refuse(f"n={shown(n)}{for_each}: 1 to {MAX_CHOICES} answers to a request are possible", "n")
+    return n or 1
+
+
+def _priority(value: int | None) -> int:
+    if value is not None and not -PRIORITIES <= value < PRIORITIES:
+        refuse(f"priority={shown(value)}: an integer of 32 bits is expected; lower goes first", "priority")
+    return value or 0
+
+
+def _prompts(prompt: str | list[int | str | list[int]], model: ServedModel) -> list[list[int]]:
+    """Token ids of each prompt; a text gets BOS as the model wants it, ids are taken as they are."""
+    if isinstance(prompt, str):
+        return [encode(prompt, model, special=True, param="prompt")]
+    ids = [token for token in prompt if isinstance(token, int)]
+    if len(ids) == len(prompt):
+        return [check_ids(ids, model, "prompt")]
+    if ids:
+        refuse("prompt: a list of token ids holds nothing else; for several prompts give a list of lists", "prompt")
+    if len(prompt) > MAX_CHOICES:
+        refuse(f"prompt: {len(prompt)} prompts are too many, at most {MAX_CHOICES} are supported", "prompt")
+    return [
+        encode(one, model, special=True, param="prompt") if isinstance(one, str) else check_ids(one, model, "prompt")
+        for one in prompt
+        if not isinstance(one, int)
+    ]
 
 
 def check_ids(ids: list[int], model: ServedModel, param: str) -> list[int]:
@@ -197,39 +258,3 @@ def _max_tokens(body: GenerationRequest, prompt_tokens: int, default: int, model
             "context_length_exceeded",
         )
     return asked
-
-
-def _temperature(value: float | None) -> float:
-    if value is not None and not (value >= 0 and math.isfinite(value)):
-        refuse(f"temperature={value}: a number from 0 (greedy) up is expected", "temperature")
-    return 1.0 if value is None else value
-
-
-def _top_p(value: float | None) -> float:
-    if value is not None and not 0 < value <= 1:
-        refuse(f"top_p={value}: a number above 0 and at most 1 is expected", "top_p")
-    return 1.0 if value is None else value
-
-
-def _top_k(value: int | None, vocab_size: int) -> int:
-    """0 takes all tokens; clients of vLLM say -1 for it."""
-    if value is not None and value < -1:
-        refuse(f"top_k={shown(value)}: a count from 1 up is expected, or 0 for all tokens", "top_k")
-    return 0 if value is None or value >= vocab_size else max(value, 0)
-
-
-def _seed(value: int | None) -> int:
-    if value is not None and not -_SEEDS <= value < _SEEDS:
-        refuse(f"seed={shown(value)}: an integer of 64 bits is expected", "seed")
-    return secrets.randbelow(_SEEDS) if value is None else value % _SEEDS
-
-
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-    if len(stops) > MAX_STOPS:
-        refuse(f"stop: {len(stops)} strings are too many, at most {MAX_STOPS} are supported", "stop")
-    if any(not text for text in stops):
-        refuse("stop: an empty string would stop at once; leave it out", "stop")
-    if any(len(text) > MAX_STOP_LETTERS for text in stops):
-        refuse(f"stop: a string may have at most {MAX_STOP_LETTERS} characters", "stop")
-    return stops

@@ -28,7 +28,7 @@ from biphase.server.admission import (
 from biphase.server.answers import Answer, ChatAnswer, CompletionAnswer
 from biphase.server.engine_client import EngineClient
 from biphase.server.errors import ApiError, refuse
-from biphase.server.generation import Generation
+from biphase.server.generation import Generations
 from biphase.server.metrics import Metrics
 from biphase.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read_body
 from biphase.server.streaming import EventStream, collect, events, while_connected
@@ -71,24 +71,24 @@ def _routes() -> list[BaseRoute]:
     ]
 
 
-def _json(content: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
+def _json(content: Any) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
 
 
 def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _json(error.body(), error.status)
+    return error.response()
 
 
 def _http_error(request: Request, error: Exception) -> Response:
     """No such path or method."""
     assert isinstance(error, HTTPException)
     refused = ApiError(f"{request.method} {request.url.path}: {error.detail}", status=error.status_code)
-    return _json(refused.body(), error.status_code)
+    return refused.response()
 
 
 def _bug(request: Request, error: Exception) -> Response:
-    return _json(ApiError("internal error of the server", status=500, code="internal_error").body(), 500)
+    return ApiError("internal error of the server", status=500, code="internal_error").response()
 
 
 def _service(request: Request) -> Service:
@@ -103,8 +103,11 @@ async def _completions(request: Request) -> ASGIApp:
     def admit() -> Admitted:
         return admit_completion(read_body(raw, CompletionRequest), service.model, identity)
 
-    answer = CompletionAnswer(identity, int(time.time()), service.model.name)
-    return await _generate(request, await _aside(admit, raw), answer)
+    admitted = await _aside(admit, raw)
+    answer = CompletionAnswer(
+        identity, int(time.time()), service.model.name, service.model.text, logprobs=admitted.logprobs
+    )
+    return await _generate(request, admitted, answer)
 
 
 async def _chat(request: Request) -> ASGIApp:
@@ -114,18 +117,19 @@ async def _chat(request: Request) -> ASGIApp:
     def admit() -> Admitted:
         return admit_chat(read_body(raw, ChatRequest), service.model, identity)
 
-    answer = ChatAnswer(identity, int(time.time()), service.model.name)
-    return await _generate(request, await _aside(admit, raw), answer)
+    admitted = await _aside(admit, raw)
+    answer = ChatAnswer(identity, int(time.time()), service.model.name, service.model.text, logprobs=admitted.logprobs)
+    return await _generate(request, admitted, answer)
 
 
 async def _generate(request: Request, admitted: Admitted, answer: Answer) -> ASGIApp:
     service = _service(request)
     if service.engine.closing or not service.engine.alive:
         raise ApiError("the server is shutting down", status=503, code="unavailable")
-    generation = Generation(admitted, service.model.text)
+    generations = Generations(admitted, service.model.text)
     if admitted.stream:
-        return EventStream(events(service.engine, admitted, generation, answer))
-    whole = await while_connected(collect(service.engine, admitted, generation, answer), request.receive)
+        return EventStream(events(service.engine, admitted, generations, answer))
+    whole = await while_connected(collect(service.engine, admitted, generations, answer), request.receive)
     return _json(whole)  # None when the client has gone: nobody reads it
 
 
@@ -184,5 +188,6 @@ async def _read(request: Request) -> bytes:
 
 
 async def _aside(work: Callable[[], Result], raw: bytes) -> Result:
-    """Run ``work`` on the request's body: here when it is short, in a thread when it is long."""
-    return work() if len(raw) < LONG_BODY_BYTES else await asyncio.to_thread(work)
+    """Run ``work`` on the request's body: here when it is quick, in a thread when it is long or holds a schema."""
+    quick = len(raw) < LONG_BODY_BYTES and b"json_schema" not in raw
+    return work() if quick else await asyncio.to_thread(work)

@@ -33,22 +33,35 @@ EXIT_SECONDS = 2.0
 
 
 class RequestOutputs:
-    """The outputs of one request. Leaving its ``with`` block before the last one aborts the request in the engine."""
+    """The outputs of requests that belong together, in the order in which they come.
 
-    def __init__(self, client: "EngineClient", submit: Submit) -> None:
-        self._client, self.submit = client, submit
+    Leaving its ``with`` block aborts those that have not ended.
+    """
+
+    def __init__(self, client: "EngineClient", submits: Sequence[Submit]) -> None:
+        self._client = client
+        self.submits = {submit.id: submit for submit in submits}
         self.queue: asyncio.Queue[Output] = asyncio.Queue()
-        self.started = False
+        self.started: set[str] = set()
+        self._finished: set[str] = set()
 
     async def next(self) -> Output:
-        """The next output; after one with a finish reason there is no other."""
-        return await self.queue.get()
+        """The next output of a request that has not finished."""
+        while (output := await self.queue.get()).id in self._finished:
+            pass
+        return output
+
+    def finish(self, request_id: str, reason: str) -> None:
+        """The answer is complete, for the engine's reason or because a stop string matched: it needs no more tokens."""
+        self._finished.add(request_id)
+        self._client.abort(request_id)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._client.abort(self.submit.id)
+        for request_id in self.submits:
+            self._client.abort(request_id)
 
 
 class EngineClient:
@@ -83,14 +96,15 @@ class EngineClient:
     def alive(self) -> bool:
         return self.ready.done() and not self.died.done()
 
-    def submit(self, submit: Submit) -> RequestOutputs:
-        """Queue a request in the engine; use the result in a ``with`` block."""
-        outputs = RequestOutputs(self, submit)
-        self._open[submit.id] = outputs
-        if self.closing or self.died.done():
-            self._end(outputs, *self._ending())
-        else:
-            self._send(submit)
+    def submit(self, submits: Sequence[Submit]) -> RequestOutputs:
+        """Queue requests in the engine; use the result in a ``with`` block."""
+        outputs = RequestOutputs(self, submits)
+        for submit in submits:
+            self._open[submit.id] = outputs
+            if self.closing or self.died.done():
+                self._end(submit.id, *self._ending())
+            else:
+                self._send(submit)
         return outputs
 
     def abort(self, request_id: str) -> None:
@@ -102,9 +116,9 @@ class EngineClient:
     def end_all(self) -> None:
         """Take no request from here on, and end those that are open: their clients get a last output."""
         self.closing = True
-        for outputs in list(self._open.values()):
-            self._send(Abort(outputs.submit.id))
-            self._end(outputs, *self._ending())
+        for request_id in list(self._open):
+            self._send(Abort(request_id))
+            self._end(request_id, *self._ending())
 
     async def close(self) -> None:
         """Close the socket, on which the process ends by itself; one that does not, or is still loading, is killed."""
@@ -145,9 +159,9 @@ class EngineClient:
             outputs = self._open.get(output.id)
             if outputs is None:  # aborted while the step ran
                 continue
-            if output.tokens and not outputs.started:
-                outputs.started = True
-                started += len(outputs.submit.prompt)
+            if output.tokens and output.id not in outputs.started:
+                outputs.started.add(output.id)
+                started += len(outputs.submits[output.id].prompt)
             outputs.queue.put_nowait(output)
             if output.finish_reason is not None:
                 del self._open[output.id]
@@ -174,17 +188,17 @@ class EngineClient:
         self.died.set_result(error)
         if not self.ready.done():
             self.ready.set_exception(error)
-        for outputs in list(self._open.values()):
-            self._end(outputs, *self._ending())
+        for request_id in list(self._open):
+            self._end(request_id, *self._ending())
 
     def _ending(self) -> tuple[FinishReason, str]:
         if self.died.done():
             return FinishReason.ERROR, str(self.died.result())
         return FinishReason.ABORT, "the server is shutting down"
 
-    def _end(self, outputs: RequestOutputs, reason: FinishReason, message: str) -> None:
-        del self._open[outputs.submit.id]
-        outputs.queue.put_nowait(Output(outputs.submit.id, (), reason.value, message))
+    def _end(self, request_id: str, reason: FinishReason, message: str) -> None:
+        outputs = self._open.pop(request_id)
+        outputs.queue.put_nowait(Output(request_id, (), reason.value, message))
 
 
 def _spawn(command: list[str], fd: int) -> subprocess.Popen[bytes]:

@@ -1,15 +1,15 @@
-"""The bodies of the OpenAI API, as far as this server speaks it, and how a request's body is read.
+"""The bodies of requests in the OpenAI API, as far as this server speaks it, and how they are read.
 
 Nothing is accepted and ignored. A field that is not declared here is refused by its name. Fields that clients send
-with a value that changes nothing (``n=1``, ``logprobs=null``) are declared with those neutral values in ``NEUTRAL``
+with a value that changes nothing (``echo=false``, ``store=null``) are declared with those neutral values in ``NEUTRAL``
 and refused with any other.
 """
 
 import re
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from biphase.server.errors import refuse, shown
 
@@ -26,17 +26,26 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     continuous_usage_stats: bool = False
 
 
+class JsonSchema(Struct, forbid_unknown_fields=True):
+    """OpenAI's wrapper of a schema. ``strict`` changes nothing: the schema is kept to either way."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    """``json_object`` is any JSON object, ``json_schema`` the JSON texts of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
 class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """What completions and chat have in common. ``None`` means the default, which JSON's null asks for as well."""
 
     NEUTRAL: ClassVar[Neutral] = {
-        "n": (1,),
-        "presence_penalty": (0,),
-        "frequency_penalty": (0,),
-        "repetition_penalty": (1,),
-        "min_p": (0,),
-        "min_tokens": (0,),
-        "logit_bias": ({},),
         "store": (False,),
         "metadata": ({},),
         "service_tier": ("auto", "default"),
@@ -48,39 +57,43 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
     user: str | None = None
-    n: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
-    min_p: Any = None
-    min_tokens: Any = None
-    logit_bias: Any = None
+    n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
+    priority: int | None = None
     store: Any = None
     metadata: Any = None
     service_tier: Any = None
 
 
 class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
-    """POST /v1/completions. ``prompt`` is a text, a list of token ids, or a list of one of these."""
+    """POST /v1/completions. ``prompt`` is a text, a list of token ids, or a list of these.
+
+    ``logprobs`` is the number of the likeliest tokens to name at each place.
+    """
 
     NEUTRAL: ClassVar[Neutral] = {
         **GenerationRequest.NEUTRAL,
-        "best_of": (1,),
         "echo": (False,),
-        "logprobs": (False,),
         "suffix": ("",),
     }
 
     prompt: str | list[int | str | list[int]]
-    best_of: Any = None
+    best_of: int | None = None
+    logprobs: int | Literal[False] | None = None
     echo: Any = None
-    logprobs: Any = None
     suffix: Any = None
 
 
@@ -121,22 +134,18 @@ class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
 
     NEUTRAL: ClassVar[Neutral] = {
         **GenerationRequest.NEUTRAL,
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "parallel_tool_calls": (True, False),
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
     }
 
     messages: list[Message]
-    logprobs: Any = None
-    top_logprobs: Any = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     tools: Any = None
     tool_choice: Any = None
     parallel_tool_calls: Any = None
-    response_format: Any = None
     modalities: Any = None
 
 
@@ -194,88 +203,3 @@ def refuse_unsupported(body: Struct, neutral: Neutral, where: str = "") -> None:
 
 def _same(value: Any, other: Any) -> bool:
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
-
-
-class Usage(Struct):
-    """Tokens counted by the engine, not by retokenizing: the prompt's, and all that were generated."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class CompletionChoice(Struct, kw_only=True):
-    """Whole in a response, the new part in a chunk. ``stop_reason`` (as in vLLM) is the stop string that matched."""
-
-    index: int = 0
-    text: str
-    logprobs: None = None
-    finish_reason: str | None
-    stop_reason: str | None
-
-
-class Completion(Struct, kw_only=True):
-    """A response, or a chunk of a stream; ``usage`` is left out of chunks unless the client asked for it."""
-
-    id: str
-    object: str = "text_completion"
-    created: int
-    model: str
-    choices: tuple[CompletionChoice, ...]
-    usage: Usage | UnsetType | None = UNSET
-
-
-class AssistantMessage(Struct):
-    """The answer of a chat."""
-
-    role: str = "assistant"
-    content: str = ""
-
-
-class ChatChoice(Struct, kw_only=True):
-    """The choice of a whole chat response."""
-
-    index: int = 0
-    message: AssistantMessage
-    logprobs: None = None
-    finish_reason: str | None
-    stop_reason: str | None
-
-
-class ChatCompletion(Struct, kw_only=True):
-    """A whole chat response."""
-
-    id: str
-    object: str = "chat.completion"
-    created: int
-    model: str
-    choices: tuple[ChatChoice, ...]
-    usage: Usage
-
-
-class ChatDelta(Struct, omit_defaults=True):
-    """What a chunk adds; the first one says the role."""
-
-    role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-
-
-class ChatChunkChoice(Struct, kw_only=True):
-    """The choice of a chunk."""
-
-    index: int = 0
-    delta: ChatDelta
-    logprobs: None = None
-    finish_reason: str | None = None
-    stop_reason: str | None = None
-
-
-class ChatChunk(Struct, kw_only=True):
-    """A chunk of a chat stream."""
-
-    id: str
-    object: str = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: tuple[ChatChunkChoice, ...]
-    usage: Usage | UnsetType | None = UNSET
