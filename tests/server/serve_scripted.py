@@ -1,4 +1,7 @@
-"""The real server in front of the scripted engine: ``python serve_scripted.py FOLDER SCRIPT PORT``."""
+"""The real server in front of the scripted engine: ``python serve_scripted.py FOLDER SCRIPT PORT``.
+
+The script's fields for keys, origins, health and draining are the server's own.
+"""
 
 import json
 import sys
@@ -6,6 +9,7 @@ from pathlib import Path
 
 from biphase.engine.options import EngineOptions
 from biphase.errors import BiphaseError
+from biphase.server.app import Policy
 from biphase.server.serving import ServeSettings, Started, bind, run
 
 
@@ -15,10 +19,16 @@ def announce(started: Started) -> None:
 
 def main() -> int:
     folder, script, port = sys.argv[1:]
-    command = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")), script)
+    fields = json.loads(script)
+    policy = Policy(
+        tuple(fields.pop("api_keys", ())), tuple(fields.pop("cors_origins", ())), fields.pop("health_timeout", 120.0)
+    )
+    drain_timeout = fields.pop("drain_timeout", 30.0)
+    command = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")), json.dumps(fields))
     try:
         sock = bind("127.0.0.1", int(port))
-        settings = ServeSettings("tiny", Path(folder), sock, EngineOptions(model=folder), True, command)
+        options = EngineOptions(model=folder)
+        settings = ServeSettings("tiny", Path(folder), sock, options, True, command, policy, drain_timeout)
         return run(settings, announce)
     except BiphaseError as error:
         print(f"biphase: {error}", file=sys.stderr)

@@ -38,7 +38,7 @@ async def _open_streams(url: str, during: Callable[[], None]) -> list[str]:
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_a_signal_ends_it_cleanly_and_streams_get_a_last_chunk(launch: Launch, number: int, status: int) -> None:
-    server = launch(gap=0.05).wait_until_ready()
+    server = launch(gap=0.05, drain_timeout=0).wait_until_ready()
     began = time.monotonic()
     streamed, whole = asyncio.run(_open_streams(server.url, lambda: server.process.send_signal(number)))
     assert server.ended() == (status, "")

@@ -11,6 +11,8 @@ from biphase.errors import BadInput
 from biphase.models import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from biphase.engine.options import EngineOptions
+    from biphase.server.app import Policy
     from biphase.server.serving import Started
 
 DTYPES = ("auto", "bfloat16", "float32")
@@ -36,6 +38,10 @@ def serve(
     max_queued_requests: int = typer.Option(512, min=1, help="Requests that may wait; beyond: 429."),
     max_queued_tokens: int = typer.Option(262_144, min=1, help="Prompt tokens that may wait; beyond: 429."),
     trace: str | None = typer.Option(None, help="Write every step to this file, for ui.perfetto.dev."),
+    api_key: list[str] = typer.Option([], envvar="BIPHASE_API_KEY", show_default=False, help="Ask clients for it."),
+    cors_origin: list[str] = typer.Option([], show_default=False, help="Let its web pages call the API; * is any."),
+    drain_timeout: float = typer.Option(30.0, min=0, help="Seconds that running requests have after SIGTERM."),
+    health_timeout: float = typer.Option(120.0, min=1, help="Seconds without a step, at work, until /health is 503."),
     random_weights: bool = typer.Option(False, "--random-weights", help="Run the shape without its weights."),
     served_model_name: str | None = typer.Option(None, help="Name of the model in the API; by default MODEL."),
     managed: bool = typer.Option(False, "--managed", hidden=True, help="One JSON line when ready; ends with stdin."),
@@ -45,11 +51,8 @@ def serve(
         raise BadInput(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
     _need_engine()
     from biphase.engine.options import EngineOptions
-    from biphase.engine.sources import resolve
-    from biphase.server.serving import ServeSettings, bind, run
+    from biphase.server.app import Policy
 
-    sock = bind(host, port)
-    path = resolve(model)
     options = EngineOptions(
         model=model,
         dtype=cast(Literal["auto", "bfloat16", "float32"], dtype),
@@ -66,8 +69,21 @@ def serve(
         max_queued_tokens=max_queued_tokens,
         trace=trace,
     )
-    settings = ServeSettings(served_model_name or model, path, sock, options, end_with_stdin=managed)
-    raise typer.Exit(run(settings, _announce_to_program if managed else _announce))
+    policy = Policy(tuple(api_key), tuple(cors_origin), health_timeout)
+    raise typer.Exit(_run(options, host, port, served_model_name or model, policy, drain_timeout, managed))
+
+
+def _run(
+    options: "EngineOptions", host: str, port: int, name: str, policy: "Policy", drain_timeout: float, managed: bool
+) -> int:
+    """Take the port, then load and serve; the exit status."""
+    from biphase.engine.sources import resolve
+    from biphase.server.serving import ServeSettings, bind, run
+
+    sock = bind(host, port)
+    path = resolve(options.model)
+    settings = ServeSettings(name, path, sock, options, managed, policy=policy, drain_timeout=drain_timeout)
+    return run(settings, _announce_to_program if managed else _announce)
 
 
 def _need_engine() -> None:

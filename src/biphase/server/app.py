@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from biphase.server.access import middleware
 from biphase.server.admission import (
     Admitted,
     ServedModel,
@@ -30,7 +31,9 @@ from biphase.server.engine_client import EngineClient
 from biphase.server.errors import ApiError, refuse
 from biphase.server.generation import Generations
 from biphase.server.metrics import Metrics
+from biphase.server.openapi import document
 from biphase.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read_body
+from biphase.server.responses import Detokenized, ModelCard, ModelList, Tokenized
 from biphase.server.streaming import EventStream, collect, events, while_connected
 
 MAX_BODY_BYTES = 8 << 20
@@ -43,6 +46,15 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
+class Policy:
+    """Who may use the API, and how long the engine may be silent at work before ``/health`` says so (seconds)."""
+
+    api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    health_timeout: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """What the routes share."""
 
@@ -50,11 +62,16 @@ class Service:
     engine: EngineClient
     metrics: Metrics
     created: int
+    policy: Policy
 
 
 def build_app(service: Service) -> Starlette:
     """The ASGI application; errors leave it in OpenAI's shape, whatever their cause."""
-    app = Starlette(routes=_routes(), exception_handlers={ApiError: _api_error, HTTPException: _http_error, 500: _bug})
+    app = Starlette(
+        routes=_routes(),
+        middleware=middleware(service.policy.api_keys, service.policy.cors_origins),
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error, 500: _bug},
+    )
     app.state.service = service
     return app
 
@@ -67,6 +84,8 @@ def _routes() -> list[BaseRoute]:
         Route("/tokenize", _tokenize, methods=["POST"]),
         Route("/detokenize", _detokenize, methods=["POST"]),
         Route("/health", _health),
+        Route("/ready", _ready),
+        Route("/openapi.json", _openapi),
         Route("/metrics", _metrics),
     ]
 
@@ -124,8 +143,7 @@ async def _chat(request: Request) -> ASGIApp:
 
 async def _generate(request: Request, admitted: Admitted, answer: Answer) -> ASGIApp:
     service = _service(request)
-    if service.engine.closing or not service.engine.alive:
-        raise ApiError("the server is shutting down", status=503, code="unavailable")
+    _check_taking(service.engine)
     generations = Generations(admitted, service.model.text)
     if admitted.stream:
         return EventStream(events(service.engine, admitted, generations, answer))
@@ -135,8 +153,7 @@ async def _generate(request: Request, admitted: Admitted, answer: Answer) -> ASG
 
 async def _models(request: Request) -> Response:
     service = _service(request)
-    card = {"id": service.model.name, "object": "model", "created": service.created, "owned_by": "biphase"}
-    return _json({"object": "list", "data": [card | {"max_model_len": service.model.max_model_len}]})
+    return _json(ModelList([ModelCard(service.model.name, service.created, service.model.max_model_len)]))
 
 
 async def _tokenize(request: Request) -> Response:
@@ -152,7 +169,7 @@ async def _tokenize(request: Request) -> Response:
         return encode(body.prompt, service.model, body.add_special_tokens, "prompt")
 
     tokens = await _aside(tokenize, raw)
-    return _json({"count": len(tokens), "max_model_len": service.model.max_model_len, "tokens": tokens})
+    return _json(Tokenized(len(tokens), service.model.max_model_len, tokens))
 
 
 async def _detokenize(request: Request) -> Response:
@@ -160,11 +177,36 @@ async def _detokenize(request: Request) -> Response:
     body = read_body(raw, DetokenizeRequest)
     service.model.check_name(body.model)
     tokens = check_ids(body.tokens, service.model, "tokens")
-    return _json({"prompt": service.model.text.decode(tokens, show_control=True)})
+    return _json(Detokenized(service.model.text.decode(tokens, show_control=True)))
 
 
 async def _health(request: Request) -> Response:
-    return Response(status_code=200 if _service(request).engine.alive else 503)
+    _check_health(_service(request))
+    return Response()
+
+
+async def _ready(request: Request) -> Response:
+    _check_health(_service(request))
+    _check_taking(_service(request).engine)
+    return Response()
+
+
+def _check_health(service: Service) -> None:
+    """A hung engine must not look healthy (vLLM #39863), nor a busy one dead: only steps that end count."""
+    stalled = service.engine.stalled_seconds
+    if not service.engine.alive:
+        raise ApiError("the engine is not running", status=503, code="engine_down")
+    if stalled > service.policy.health_timeout:
+        raise ApiError(f"there is work and no step has ended for {stalled:.0f} s", status=503, code="engine_stalled")
+
+
+def _check_taking(engine: EngineClient) -> None:
+    if engine.closing or engine.draining or not engine.alive:
+        raise ApiError("the server is shutting down and takes no request", status=503, code="unavailable")
+
+
+async def _openapi(request: Request) -> Response:
+    return _json(document())
 
 
 async def _metrics(request: Request) -> Response:

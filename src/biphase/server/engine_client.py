@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
@@ -21,6 +22,7 @@ from biphase.engine.options import EngineOptions
 from biphase.errors import BadInput, BiphaseError, RunFailed
 from biphase.scheduling.request import FinishReason
 from biphase.server.metrics import Metrics
+from biphase.server.timeline import Timeline
 
 ENGINE_COMMAND = (sys.executable, "-m", "biphase.engine.process")
 """Called with two arguments more: the file descriptor of its end of the socket, and its options as JSON."""
@@ -38,30 +40,30 @@ class RequestOutputs:
     Leaving its ``with`` block aborts those that have not ended.
     """
 
-    def __init__(self, client: "EngineClient", submits: Sequence[Submit]) -> None:
-        self._client = client
-        self.submits = {submit.id: submit for submit in submits}
+    def __init__(self, client: "EngineClient", submits: Sequence[Submit], choices_per_prompt: int) -> None:
+        now = time.monotonic()
+        self.timelines = {submit.id: Timeline.of(submit, now) for submit in submits}
         self.queue: asyncio.Queue[Output] = asyncio.Queue()
-        self.started: set[str] = set()
-        self._finished: set[str] = set()
+        self._client, self._choices_per_prompt = client, choices_per_prompt
 
     async def next(self) -> Output:
-        """The next output of a request that has not finished."""
-        while (output := await self.queue.get()).id in self._finished:
+        """The next output of a request whose answer is not complete."""
+        while self.timelines[(output := await self.queue.get()).id].reason is not None:
             pass
         return output
 
     def finish(self, request_id: str, reason: str) -> None:
         """The answer is complete, for the engine's reason or because a stop string matched: it needs no more tokens."""
-        self._finished.add(request_id)
+        self.timelines[request_id].reason = reason
         self._client.abort(request_id)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for request_id in self.submits:
+        for request_id in self.timelines:
             self._client.abort(request_id)
+        self._client.account(list(self.timelines.values()), self._choices_per_prompt)
 
 
 class EngineClient:
@@ -77,9 +79,12 @@ class EngineClient:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.died: asyncio.Future[BiphaseError] = loop.create_future()
-        self.closing = False
+        self.closing = self.draining = False
         self._process, self._writer, self._metrics = process, writer, metrics
         self._open: dict[str, RequestOutputs] = {}
+        self._beat = time.monotonic()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._reading = asyncio.create_task(self._read(reader))
 
     @classmethod
@@ -96,9 +101,22 @@ class EngineClient:
     def alive(self) -> bool:
         return self.ready.done() and not self.died.done()
 
-    def submit(self, submits: Sequence[Submit]) -> RequestOutputs:
+    @property
+    def stalled_seconds(self) -> float:
+        """How long the engine has had work and has ended no step; 0 without work."""
+        return time.monotonic() - self._beat if self._open else 0.0
+
+    async def drain(self) -> None:
+        """Return once no request is open; the server takes none meanwhile."""
+        self.draining = True
+        await self._idle.wait()
+
+    def submit(self, submits: Sequence[Submit], choices_per_prompt: int = 1) -> RequestOutputs:
         """Queue requests in the engine; use the result in a ``with`` block."""
-        outputs = RequestOutputs(self, submits)
+        outputs = RequestOutputs(self, submits, choices_per_prompt)
+        if not self._open:
+            self._beat = time.monotonic()
+        self._idle.clear()
         for submit in submits:
             self._open[submit.id] = outputs
             if self.closing or self.died.done():
@@ -112,6 +130,17 @@ class EngineClient:
         if self._open.pop(request_id, None) is not None:
             self._send(Abort(request_id))
             self._rest_if_idle()
+
+    def account(self, timelines: Sequence[Timeline], choices_per_prompt: int) -> None:
+        """Count requests that are over, in the order in which they were submitted."""
+        taken = [timeline for timeline in timelines if timeline.refused is None]
+        for timeline in taken:
+            self._metrics.ended(timeline)
+        for first in range(0, len(taken), choices_per_prompt):
+            tokens = [timeline.tokens for timeline in taken[first : first + choices_per_prompt]]
+            self._metrics.longest_outputs.observe(max(tokens))
+        if taken:
+            self._metrics.params_n.observe(choices_per_prompt)
 
     def end_all(self) -> None:
         """Take no request from here on, and end those that are open: their clients get a last output."""
@@ -148,30 +177,41 @@ class EngineClient:
         if isinstance(message, Step):
             self._deliver(message)
         elif isinstance(message, Ready):
+            self._metrics.describe(message)
             self.ready.set_result(message)
         else:
             kind = BadInput if message.exit_code == BadInput.exit_code else RunFailed
             self._die(kind(message.message))
 
     def _deliver(self, step: Step) -> None:
-        started = 0
+        self._beat = now = time.monotonic()
+        self._metrics.generation_tokens.inc(sum(len(output.tokens) for output in step.outputs))
         for output in step.outputs:
             outputs = self._open.get(output.id)
-            if outputs is None:  # aborted while the step ran
-                continue
-            if output.tokens and output.id not in outputs.started:
-                outputs.started.add(output.id)
-                started += len(outputs.submits[output.id].prompt)
-            outputs.queue.put_nowait(output)
-            if output.finish_reason is not None:
-                del self._open[output.id]
-        self._metrics.step(step, started)
+            if outputs is not None:  # else it was aborted while the step ran
+                self._note(outputs.timelines[output.id], output, now)
+                outputs.queue.put_nowait(output)
+                if output.finish_reason is not None:
+                    del self._open[output.id]
+        self._metrics.step(step)
         self._rest_if_idle()
+
+    def _note(self, timeline: Timeline, output: Output, now: float) -> None:
+        timeline.note_first(output)
+        if output.tokens:
+            self._metrics.output(timeline, now)
+            timeline.note(output, now)
+        if output.error_code is not None:
+            timeline.refused = output.error_code
+            self._metrics.refused[output.error_code].inc()
+        elif output.finish_reason == FinishReason.ERROR:
+            timeline.failed = True
 
     def _rest_if_idle(self) -> None:
         """The engine sends no step when its last request was aborted, so its gauges are brought to rest here."""
         if not self._open:
             self._metrics.rest()
+            self._idle.set()
 
     async def _how_it_ended(self) -> str:
         """For a socket that closed without a word."""
@@ -198,7 +238,9 @@ class EngineClient:
 
     def _end(self, request_id: str, reason: FinishReason, message: str) -> None:
         outputs = self._open.pop(request_id)
+        outputs.timelines[request_id].failed = reason == FinishReason.ERROR
         outputs.queue.put_nowait(Output(request_id, (), reason.value, message))
+        self._rest_if_idle()
 
 
 def _spawn(command: list[str], fd: int) -> subprocess.Popen[bytes]:

@@ -131,3 +131,49 @@ class ChatChunk(Struct, kw_only=True):
     model: str
     choices: tuple[ChatChunkChoice, ...]
     usage: Usage | UnsetType | None = UNSET
+
+
+class ModelCard(Struct):
+    """The model that is served, and the tokens that prompt and answer may have together."""
+
+    id: str
+    created: int
+    max_model_len: int
+    object: str = "model"
+    owned_by: str = "biphase"
+
+
+class ModelList(Struct):
+    """GET /v1/models."""
+
+    data: list[ModelCard]
+    object: str = "list"
+
+
+class Tokenized(Struct):
+    """The answer of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class Detokenized(Struct):
+    """The answer of /detokenize."""
+
+    prompt: str
+
+
+class ErrorDetail(Struct):
+    """``param`` names the field, ``code`` is for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(Struct):
+    """OpenAI's error object."""
+
+    error: ErrorDetail

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 import uvicorn
@@ -21,20 +22,48 @@ from biphase.engine.options import EngineOptions
 from biphase.engine.text import Text, load_text
 from biphase.errors import BadInput, RunFailed
 from biphase.server.admission import ServedModel
-from biphase.server.app import Service, build_app
+from biphase.server.app import Policy, Service, build_app
 from biphase.server.engine_client import ENGINE_COMMAND, EngineClient
 from biphase.server.metrics import Metrics
 
 GRACE_SECONDS = 3
 """How long streams may take to hand over their last chunk once the server ends."""
 
-INTERRUPTED, ENDED = 130, 0
-"""Exit status after Ctrl-C, and after SIGTERM or the end of stdin."""
+
+class Ending(Enum):
+    """What ends the server."""
+
+    INTERRUPT = "SIGINT"
+    TERMINATE = "SIGTERM"
+    STDIN = "the end of stdin"
+
+    @property
+    def status(self) -> int:
+        """The exit status: that of an interrupted program after Ctrl-C, else of one that did its work."""
+        return 130 if self is Ending.INTERRUPT else 0
+
+
+class Stop:
+    """Whether the server is to end: ``first`` says by what, ``again`` that it is asked a second time, to hurry."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.first: asyncio.Future[Ending] = loop.create_future()
+        self.again: asyncio.Future[None] = loop.create_future()
+
+    def __call__(self, ending: Ending) -> None:
+        if not self.first.done():
+            self.first.set_result(ending)
+        elif not self.again.done():
+            self.again.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """``engine_options`` goes to the engine's process; ``path`` is where the model lies, for the tokenizer."""
+    """``engine_options`` goes to the engine's process; ``path`` is where the model lies, for the tokenizer.
+
+    After SIGTERM running requests have ``drain_timeout`` seconds to finish.
+    """
 
     model_name: str
     path: Path
@@ -42,6 +71,8 @@ class ServeSettings:
     engine_options: EngineOptions
     end_with_stdin: bool = False
     engine_command: Sequence[str] = ENGINE_COMMAND
+    policy: Policy = field(default_factory=Policy)
+    drain_timeout: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +138,7 @@ def run(settings: ServeSettings, announce: Callable[[Started], None]) -> int:
 
 
 async def _serve(settings: ServeSettings, announce: Callable[[Started], None]) -> int:
-    stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    stop = Stop()
     _end_on_signals(stop)
     if settings.end_with_stdin:
         _end_with_stdin(stop)
@@ -115,11 +146,12 @@ async def _serve(settings: ServeSettings, announce: Callable[[Started], None]) -
     engine = await EngineClient.start(settings.engine_options, metrics, settings.engine_command)
     try:
         text = await asyncio.to_thread(load_text, settings.path)
-        await asyncio.wait((engine.ready, stop), return_when=asyncio.FIRST_COMPLETED)
-        if stop.done():
-            return stop.result()
+        await asyncio.wait((engine.ready, stop.first), return_when=asyncio.FIRST_COMPLETED)
+        if stop.first.done():
+            return stop.first.result().status
         model = _served_model(settings.model_name, text, engine.ready.result())
-        return await _serve_http(settings, Service(model, engine, metrics, int(time.time())), stop, announce)
+        service = Service(model, engine, metrics, int(time.time()), settings.policy)
+        return await _serve_http(settings, service, stop, announce)
     finally:
         await engine.close()
 
@@ -129,20 +161,29 @@ def _served_model(name: str, text: Text, ready: Ready) -> ServedModel:
 
 
 async def _serve_http(
-    settings: ServeSettings, service: Service, stop: asyncio.Future[int], announce: Callable[[Started], None]
+    settings: ServeSettings, service: Service, stop: Stop, announce: Callable[[Started], None]
 ) -> int:
     _listen(settings.sock)
     server = _Server(_uvicorn_config(service))
     serving = asyncio.create_task(server.serve([settings.sock]))
     await asyncio.wait((server.listening, serving), return_when=asyncio.FIRST_COMPLETED)
     announce(Started(url_of(settings.sock), service.model, service.engine.ready.result()))
-    await asyncio.wait((stop, service.engine.died, serving), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((stop.first, service.engine.died, serving), return_when=asyncio.FIRST_COMPLETED)
+    if stop.first.done() and stop.first.result() is Ending.TERMINATE:
+        await _drain(service.engine, stop, settings.drain_timeout)
     service.engine.end_all()
     server.should_exit = True
     await serving
-    if not stop.done() and service.engine.died.done():
+    if not stop.first.done() and service.engine.died.done():
         raise service.engine.died.result()
-    return stop.result() if stop.done() else ENDED
+    return stop.first.result().status if stop.first.done() else 0
+
+
+async def _drain(engine: EngineClient, stop: Stop, seconds: float) -> None:
+    """Take no request, and wait until all have ended, the time is over, a second signal comes or the engine dies."""
+    draining = asyncio.create_task(engine.drain())
+    await asyncio.wait((draining, stop.again, engine.died), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    draining.cancel()
 
 
 class _Server(uvicorn.Server):
@@ -175,13 +216,13 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
     )
 
 
-def _end_on_signals(stop: asyncio.Future[int]) -> None:
+def _end_on_signals(stop: Stop) -> None:
     loop = asyncio.get_running_loop()
-    for number, status in ((signal.SIGINT, INTERRUPTED), (signal.SIGTERM, ENDED)):
-        loop.add_signal_handler(number, _resolve, stop, status)
+    for number, ending in ((signal.SIGINT, Ending.INTERRUPT), (signal.SIGTERM, Ending.TERMINATE)):
+        loop.add_signal_handler(number, stop, ending)
 
 
-def _end_with_stdin(stop: asyncio.Future[int]) -> None:
+def _end_with_stdin(stop: Stop) -> None:
     """End when whoever started the server closes its stdin, by will or by dying. A thread, for stdin may be a file."""
     loop = asyncio.get_running_loop()
 
@@ -190,11 +231,6 @@ def _end_with_stdin(stop: asyncio.Future[int]) -> None:
             while os.read(sys.stdin.fileno(), 4096):
                 pass
         with contextlib.suppress(RuntimeError):  # the loop has closed before
-            loop.call_soon_threadsafe(_resolve, stop, ENDED)
+            loop.call_soon_threadsafe(stop, Ending.STDIN)
 
     threading.Thread(target=wait_for_end, daemon=True).start()
-
-
-def _resolve(stop: asyncio.Future[int], status: int) -> None:
-    if not stop.done():
-        stop.set_result(status)

@@ -66,7 +66,7 @@ FAILED = (FinishReason.ERROR, FinishReason.ABORT)
 async def collect(engine: EngineClient, admitted: Admitted, generations: Generations, answer: Answer) -> Struct:
     """The whole answer; ``ApiError`` when the engine fails."""
     parts: list[list[Delta]] = [[] for _ in admitted.submits]
-    with engine.submit(admitted.submits) as outputs:
+    with engine.submit(admitted.submits, admitted.choices_per_prompt) as outputs:
         while not generations.complete:
             output = await outputs.next()
             if output.finish_reason in FAILED:
@@ -87,7 +87,7 @@ async def events(
     """
     quiet: ChunkUsage = None if admitted.include_usage else UNSET
     opened: set[int] = set()
-    with engine.submit(admitted.submits) as outputs:
+    with engine.submit(admitted.submits, admitted.choices_per_prompt) as outputs:
         while not generations.complete:
             output = await outputs.next()
             if output.finish_reason in FAILED and not opened:
