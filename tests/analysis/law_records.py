@@ -12,7 +12,7 @@ T0_S, W_S, K_S = 8e-3, 0.5e-3, 1e-7
 class LawServer:
     """Prefills alone and decodes together, by the laws; ``noise``: relative, of each pass and of each step.
 
-    ``late``: seconds, at most, by which the client sees each chunk late. ``chunk``: prefill in passes of so many tokens.
+    ``late``: seconds, at most, by which the client sees each chunk late; ``http``: seconds on top of each prefill.
     """
 
     def __init__(self, seed: int, noise: float = 0.01, late: float = 2e-4, http: float = 0.0) -> None:

@@ -88,9 +88,7 @@ def test_a_staircase_of_chunks_is_recognised(chunk: int) -> None:
     for length in lengths * 4:
         passes = math.ceil(length / chunk)
         seconds = (0.030 + 0.020 * (passes - 1) + 1e-4 * length + 2e-9 * length**2) * rng.gauss(1, 0.005)
-        records.append(
-            Record(id="r", intended=0, sent=0, chunks=(Chunk(seconds, 1, "text"),), prompt_tokens=length)
-        )
+        records.append(Record(id="r", intended=0, sent=0, chunks=(Chunk(seconds, 1, "text"),), prompt_tokens=length))
     law = fit_prefill(records)
     assert law is not None
     assert law.staircase is not None
@@ -124,11 +122,13 @@ def test_constants_that_cannot_be_told_apart_are_left_out() -> None:
 
 
 def record(sent: float, *times: float, prompt: int = 10) -> Record:
-    return Record(id="r", intended=sent, sent=sent, chunks=tuple(Chunk(t, 1, "text") for t in times), prompt_tokens=prompt)
+    return Record(
+        id="r", intended=sent, sent=sent, chunks=tuple(Chunk(t, 1, "text") for t in times), prompt_tokens=prompt
+    )
 
 
 def test_a_stretch_holds_no_prefill() -> None:
-    """The first stream decodes 10 ms a token alone; from 1.10 on a second prompt is prefilled, from 1.50 both decode."""
+    """The first stream decodes 10 ms a token alone; from 1.10 a second prompt is prefilled, from 1.50 both decode."""
     first = record(0.9, *[1.0 + 0.01 * i for i in range(11)], *[1.5 + 0.02 * i for i in range(8)])
     second = record(1.10, *[1.5 + 0.02 * i for i in range(8)], prompt=100)
     alone, both = step_samples([first, second])
@@ -156,5 +156,5 @@ def test_no_constant_is_negative() -> None:
 
 @pytest.mark.parametrize(("design", "times"), [([[1], [1]], [1.0, 0.0]), ([[1, 1], [1, 2]], [1.0, 2.0])])
 def test_what_cannot_be_fitted_is_an_error(design: list[list[float]], times: list[float]) -> None:
-    with pytest.raises(ValueError, match="samples|positive"):
+    with pytest.raises(ValueError, match=r"samples|positive"):
         fit_relative(np.array(design), times)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from biphase.analysis.verdicts import warnings
+from biphase.analysis.verdicts import verdicts
 from biphase.client.record import Chunk, Record
 
 
@@ -14,6 +14,11 @@ def record(tokens: tuple[int, ...] = (1, 1, 1, 1), **more: Any) -> Record:
     counts = {"prompt_tokens": 64, "asked_prompt_tokens": 64, "completion_tokens": 4, "asked_completion_tokens": 4}
     known = {"completion_tokens_source": "usage", "cached_tokens": 0, **counts, **more}
     return Record(id="r", intended=0.0, sent=0.0, chunks=chunks, **known)
+
+
+def warnings(records: list[Record], own_tokens: int = 0) -> list[str]:
+    """The sentences of all verdicts but the one on too few samples, which every short list deserves."""
+    return [v.sentence for v in verdicts(records, own_tokens) if v.name != "too-few-samples"]
 
 
 def test_good_records_give_no_warning() -> None:

@@ -53,7 +53,7 @@ def test_another_protocol() -> None:
 def test_https_to_a_plain_server() -> None:
     with answers(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
         line = failure(f"https://127.0.0.1:{port}/v1")
-    assert "TLS failed (wrong version number); check http:// or https:// and the certificate" in line
+    assert "TLS failed (wrong version number); check http:// or https://, the certificate, --ca" in line
 
 
 def test_a_server_that_hangs_up() -> None:

@@ -6,20 +6,12 @@ from typing import Any
 import pytest
 
 from biphase.analysis.latency import Spread
+from biphase.analysis.profile_result import LengthRow, ProfileResult, Saturation, pooled_itl, saturation
 from biphase.client import clock
 from biphase.client.endpoint import Access
-from biphase.client.record import Chunk, Record
+from biphase.client.record import Chunk, Record, RunFacts
 from biphase.errors import RunFailed
-from biphase.experiments.profile import (
-    INTERRUPTED,
-    LengthRow,
-    ProfilePlan,
-    ProfileResult,
-    Saturation,
-    measure,
-    pooled_itl,
-    saturation,
-)
+from biphase.experiments.profile import INTERRUPTED, ProfilePlan, measure
 from tests.scripted_server import scripted
 from tests.timing import holds_when_undisturbed
 
@@ -30,6 +22,11 @@ QUICK: dict[str, Any] = {"first_token_s": 0.0, "gap_s": 0.001}
 def run(plan: ProfilePlan, url: str, **more: Any) -> tuple[ProfileResult, list[Record], list[str]]:
     """Result, records and the texts of the progress of one profile."""
     records: list[Record] = []
+
+    def keep(line: Record | RunFacts) -> None:
+        if isinstance(line, Record):
+            records.append(line)
+
     steps: list[str] = []
     result = clock.run(
         measure(
@@ -37,7 +34,7 @@ def run(plan: ProfilePlan, url: str, **more: Any) -> tuple[ProfileResult, list[R
             None,
             Access(timeout_s=5),
             plan,
-            more.get("keep", records.append),
+            more.get("keep", keep),
             more.get("progress", lambda done, total, text: steps.append(f"{done}/{total} {text}")),
             "0",
         )
@@ -145,7 +142,7 @@ def test_no_length_that_fits_is_a_failure() -> None:
 def test_what_spoils_the_numbers_is_said(script: dict[str, Any], line: str) -> None:
     with scripted(**QUICK, **script) as url:
         result, _, _ = run(ProfilePlan((32,), tokens=6, repeats=4), url)
-    assert any(line in warning for warning in result.warnings), result.warnings
+    assert any(line in verdict.sentence for verdict in result.verdicts), result.verdicts
 
 
 def test_a_server_that_dies_leaves_what_was_measured() -> None:

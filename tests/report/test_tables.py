@@ -7,7 +7,9 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from biphase.analysis.latency import Spread
-from biphase.experiments.profile import Itl, LeftOut, LengthRow, ProfileResult, Saturation
+from biphase.analysis.profile_result import Itl, LengthRow, ProfileResult, Saturation
+from biphase.analysis.verdicts import Verdict
+from biphase.client.record import LeftOut
 from biphase.report.tables import print_profile
 
 
@@ -34,7 +36,14 @@ RESULT = ProfileResult(
     http_round_trip_path="/health",
     client_lag_ms=0.31,
     notes=("prompts are token ids",),
-    warnings=("chunks are not tokens",),
+    verdicts=(Verdict("chunk-is-not-token", "chunks are not tokens", "compare ms/token"),),
+    command="biphase profile http://127.0.0.1:8000",
+    versions={"biphase": "0", "python": "3.11"},
+    started="2026-01-02T03:04:05+00:00",
+    prefill_law=None,
+    decode_law=None,
+    chunked_prefill=None,
+    comparison=None,
 )
 
 
@@ -54,7 +63,7 @@ def test_the_table_is_the_textbook_one() -> None:
 
 def test_warnings_stand_above_the_table() -> None:
     lines = shown()
-    warning = lines.index("warning: chunks are not tokens")
+    warning = lines.index("warning: chunks are not tokens; compare ms/token (chunk-is-not-token)")
     assert warning < next(i for i, line in enumerate(lines) if "prompt tokens" in line)
 
 

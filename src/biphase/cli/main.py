@@ -5,7 +5,7 @@ import sys
 import typer
 
 from biphase import __version__
-from biphase.cli import calibrate, profile, roofline, serve
+from biphase.cli import calibrate, compare, profile, roofline, serve
 from biphase.errors import BiphaseError
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app.command("profile")(profile.profile)
 app.command("serve")(serve.serve)
 app.command("roofline")(roofline.roofline)
 app.command("calibrate")(calibrate.calibrate)
+app.command("compare")(compare.compare)
 
 
 def _print_version(wanted: bool) -> None:

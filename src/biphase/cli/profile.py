@@ -1,86 +1,110 @@
-"""``biphase profile``: measure prefill and decode of a server, by prompt length."""
+"""``biphase profile``: measure prefill and decode of a server, by prompt length and batch."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from biphase import __version__
+from biphase.cli import profile_options as options
 from biphase.errors import BadInput, RunFailed
 from biphase.models import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from biphase.analysis.profile_result import Hardware, ProfileResult
     from biphase.client.endpoint import Access
     from biphase.client.record import Keep
-    from biphase.experiments.profile import ProfilePlan, ProfileResult
+    from biphase.experiments.profile import ProfilePlan
     from biphase.report.progress import Display
     from biphase.server.launch import ServerProcess
 
 
+@dataclass(frozen=True)
+class Outputs:
+    """Where the result goes beside the terminal."""
+
+    json: Path | None
+    html: Path | None
+    markdown: Path | None
+
+    def check(self) -> None:
+        """Say before the measurement what cannot be written after it."""
+        for path in (self.json, self.html, self.markdown):
+            options.check_writable(path)
+
+
 def profile(
-    url: Annotated[
-        str | None,
-        typer.Argument(
-            show_default=False,
-            help="Any OpenAI-compatible server, with or without /v1: http://127.0.0.1:8000. Without it the built-in "
-            "engine is started for the measurement.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            show_default=False,
-            help="Name of the model at the server (default: the only one it lists), or the model of the built-in "
-            f"engine: alias, GGUF file, folder, config.json (default: {DEFAULT_MODEL}).",
-        ),
-    ] = None,
-    lengths: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "1,16,128,512,2048",
-    tokens: Annotated[int, typer.Option(help="Tokens to generate in each request.")] = 32,
-    repeats: Annotated[int, typer.Option(help="Requests for each length.")] = 5,
-    json: Annotated[Path | None, typer.Option(show_default=False, help="Write the result to this file.")] = None,
-    records: Annotated[
-        Path | None,
-        typer.Option(
-            show_default=False, help="Write every request, with the stamp of each chunk, to this file (JSON lines)."
-        ),
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar=["BIPHASE_API_KEY", "OPENAI_API_KEY"], show_default=False, help="Sent as a bearer token."),
-    ] = None,
-    header: Annotated[
-        list[str] | None,
-        typer.Option(show_default=False, help="Another header for each request, 'Name: value'; may be repeated."),
-    ] = None,
-    timeout: Annotated[float, typer.Option(help="Longest wait for the next byte of an answer, in seconds.")] = 300.0,
-    dtype: Annotated[
-        str | None, typer.Option(show_default=False, help="Of the built-in engine: the type it computes in.")
-    ] = None,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Of the built-in engine: measure the shape in a config.json.")
-    ] = False,
+    url: options.Url = None,
+    model: options.Model = None,
+    lengths: options.Lengths = None,
+    tokens: options.Tokens = 32,
+    repeats: options.Repeats = 5,
+    full: options.Full = False,
+    model_config: options.ModelConfig = None,
+    gpu: options.Gpu = None,
+    tp: options.Tp = 1,
+    json: options.Json = None,
+    html: options.Html = None,
+    markdown: options.Markdown = None,
+    records: options.Records = None,
+    from_records: options.FromRecords = None,
+    api_key: options.ApiKey = None,
+    header: options.Header = None,
+    ca: options.Ca = None,
+    timeout: options.Timeout = 300.0,
+    dtype: options.Dtype = None,
+    random_weights: options.RandomWeights = False,
 ) -> None:
     """Measure prefill and decode of any OpenAI-compatible server, or of the built-in engine, by prompt length."""
-    from biphase.client.endpoint import parse_url
-
-    plan = _plan(lengths, tokens, repeats)
-    access = _access(api_key, header or [], timeout)
+    plan = options.make_plan(lengths, tokens, repeats, full)
+    access = options.make_access(api_key, header or [], timeout, ca)
     engine_options = [*(["--dtype", dtype] if dtype else []), *(["--random-weights"] if random_weights else [])]
-    if url is not None:
-        url = parse_url(_not_a_model(url))
-        if engine_options:
-            raise BadInput(f"{engine_options[0]} is for the built-in engine and says nothing to the server at {url}")
+    outputs = Outputs(json, html, markdown)
+    hardware = options.make_hardware(model_config, gpu, tp)
+    url = _address(url, engine_options, from_records, records)
+    outputs.check()
     with _sigterm_as_interrupt() as exit_status:
         try:
+            if from_records is not None:
+                _report(_analyse(from_records, hardware), outputs)
+                return
             with ExitStack() as stack:
-                result = _run(stack, url, model, plan, access, engine_options, json, records)
-            _report(result, json)
+                result = _run(stack, url, model, plan, access, engine_options, hardware, records)
+            _report(result, outputs)
         except KeyboardInterrupt:
             raise typer.Exit(exit_status()) from None
+
+
+def _address(
+    url: str | None, engine_options: Sequence[str], from_records: Path | None, records: Path | None
+) -> str | None:
+    """The server's URL in its plain form; combinations that say two things at once are refused."""
+    from biphase.client.endpoint import parse_url
+
+    if from_records is not None and (url is not None or records is not None):
+        raise BadInput("--from-records measures nothing: leave the URL and --records away")
+    if url is None:
+        return None
+    if url != "local":
+        url = parse_url(options.refuse_model_as_url(url))
+    if engine_options:
+        raise BadInput(f"{engine_options[0]} is for the built-in engine and says nothing to the server at {url}")
+    return url
+
+
+def _analyse(path: Path, hardware: "Hardware | None") -> "ProfileResult":
+    from biphase.analysis.profile_result import analyse
+    from biphase.client.record import read_run
+
+    facts, records = read_run(path)
+    if facts is None:
+        raise BadInput(f"{path} has no line on its run: it was not written by biphase profile --records")
+    return analyse(facts, records, hardware)
 
 
 def _run(
@@ -90,7 +114,7 @@ def _run(
     plan: "ProfilePlan",
     access: "Access",
     engine_options: list[str],
-    json: Path | None,
+    hardware: "Hardware | None",
     records: Path | None,
 ) -> "ProfileResult":
     """Measure ``url``, or the built-in engine, which ends with the stack."""
@@ -101,88 +125,60 @@ def _run(
     from biphase.experiments.profile import measure
     from biphase.report.progress import display
 
-    _check_writable(json)
     keep: Keep = stack.enter_context(open_records(records)) if records else lambda record: None
     shown = stack.enter_context(display())
     engine = None
     if url is None:
         engine = _start_engine(stack, model or DEFAULT_MODEL, engine_options, shown)
         url, model = engine.url, engine.model
+    elif url == "local":
+        url = _found(access, shown)
     shown.status(f"asking {url} what it serves")
-    result = clock.run(measure(url, model, access, plan, keep, shown.step, __version__))
+    command = options.shown_command()
+    result = clock.run(measure(url, model, access, plan, keep, shown.step, __version__, command, hardware))
     death = engine.death() if engine and result.error else None
     return msgspec.structs.replace(result, error=death) if death else result
 
 
-def _start_engine(stack: ExitStack, model: str, options: list[str], shown: "Display") -> "ServerProcess":
+def _found(access: "Access", shown: "Display") -> str:
+    """The one server on this machine."""
+    from biphase.client import clock
+    from biphase.client.local import find_local, only_one
+
+    shown.status("looking for a server on this machine's usual ports")
+    server = only_one(clock.run(find_local(access)))
+    shown.status(f"found {server.url}, {server.product}'s usual port, with {', '.join(server.models) or 'no model'}")
+    return server.url
+
+
+def _start_engine(stack: ExitStack, model: str, engine_options: list[str], shown: "Display") -> "ServerProcess":
     from biphase.server.launch import managed_server
 
     def on_wait(seconds: float) -> None:
         shown.status(f"starting the built-in engine on {model}")
 
-    return stack.enter_context(managed_server(model, *options, on_wait=on_wait))
+    return stack.enter_context(managed_server(model, *engine_options, on_wait=on_wait))
 
 
-def _report(result: "ProfileResult", json: Path | None) -> None:
-    """Table on stdout and JSON to its file, also of a run that broke off; then its error, if there is one."""
-    import msgspec
-
+def _report(result: "ProfileResult", outputs: Outputs) -> None:
+    """Table on stdout and files, also of a run that broke off; then its error, if there is one."""
     from biphase.experiments.profile import INTERRUPTED
+    from biphase.report.files import json_bytes, markdown
     from biphase.report.tables import print_profile
 
     print_profile(result)
-    if json is not None:
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    if outputs.json is not None:
+        outputs.json.write_bytes(json_bytes(result))
+    if outputs.markdown is not None:
+        outputs.markdown.write_text(markdown(result), encoding="utf-8")
+    if outputs.html is not None:
+        from biphase.report.page import page
+
+        outputs.html.write_text(page(result), encoding="utf-8")
     if result.error == INTERRUPTED:
         raise KeyboardInterrupt
     if result.error is not None:
         raise RunFailed(result.error)
-
-
-def _plan(lengths: str, tokens: int, repeats: int) -> "ProfilePlan":
-    from biphase.experiments.profile import ProfilePlan
-
-    try:
-        wanted = tuple(int(part) for part in lengths.split(","))
-    except ValueError:
-        wanted = ()
-    if not wanted or min(wanted) < 1:
-        raise BadInput(f"--lengths {lengths!r}: expected whole numbers of tokens, 1 or more, as in 1,16,128")
-    if tokens < 2:
-        raise BadInput(f"--tokens {tokens}: expected 2 or more; decode begins with the second token")
-    if repeats < 1:
-        raise BadInput(f"--repeats {repeats}: expected 1 or more")
-    return ProfilePlan(tuple(sorted(set(wanted))), tokens, repeats)
-
-
-def _access(api_key: str | None, headers: list[str], timeout: float) -> "Access":
-    from biphase.client.endpoint import Access
-
-    if timeout <= 0:
-        raise BadInput(f"--timeout {timeout:g}: expected seconds, more than 0")
-    named = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    for line in headers:
-        name, colon, value = line.partition(":")
-        if not colon or not name.strip() or "\n" in line:
-            raise BadInput(f"--header {line!r}: expected 'Name: value'")
-        named[name.strip()] = value.strip()
-    return Access(named, timeout)
-
-
-def _not_a_model(url: str) -> str:
-    if "://" not in url and (url == DEFAULT_MODEL or url.endswith((".gguf", ".json"))):
-        raise BadInput(f"{url} names a model, not a server; to measure it on the built-in engine: --model {url}")
-    return url
-
-
-def _check_writable(path: Path | None) -> None:
-    """An output that cannot be written is said before the measurement, not after it."""
-    if path is None:
-        return
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise BadInput(f"cannot write to {path}: {error.strerror}") from error
 
 
 @contextmanager

@@ -1,10 +1,12 @@
 """Where an OpenAI-compatible API is: its base addresses, one HTTP session, its list of models."""
 
 import re
+import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -22,10 +24,23 @@ KEEPALIVE_S = 3.0
 
 @dataclass(frozen=True)
 class Access:
-    """How to talk to a server: extra headers (the API key among them) and the longest wait for its next byte."""
+    """How to talk to a server: extra headers (the API key among them), the longest wait for its next byte, and a file
+    of certificates to trust beside the system's (PEM)."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 300.0
+    ca: Path | None = None
+
+    def tls(self) -> ssl.SSLContext | bool:
+        """What to check a server's certificate with; ``BadInput`` when the file holds no certificate."""
+        if self.ca is None:
+            return True
+        try:
+            context = ssl.create_default_context()
+            context.load_verify_locations(self.ca)
+        except (OSError, ssl.SSLError) as error:
+            raise BadInput(f"--ca {self.ca}: {error.strerror or 'no certificate in PEM form'}") from error
+        return context
 
 
 @dataclass(frozen=True)
@@ -98,7 +113,7 @@ async def connect(access: Access) -> AsyncIterator[aiohttp.ClientSession]:
     """A session that keeps connections, asks for no compression (it would hold chunks back) and keeps no cookies."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S, sock_read=access.timeout_s)
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=access.tls()),
         headers={"Accept-Encoding": "identity", **access.headers},
         timeout=timeout,
         cookie_jar=aiohttp.DummyCookieJar(),

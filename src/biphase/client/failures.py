@@ -16,7 +16,7 @@ def explain_transport(error: BaseException, url: str) -> str:
         case aiohttp.ClientConnectorDNSError():
             return f"{where}: no such host; check the name in the URL"
         case aiohttp.ClientSSLError():
-            return f"{where}: TLS failed ({_reason(error)}); check http:// or https:// and the certificate"
+            return f"{where}: TLS failed ({_reason(error)}); check http:// or https://, the certificate, --ca"
         case aiohttp.ClientConnectorError():
             return f"{where}: no connection ({_reason(error)}); is the server running, and is the port right?"
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() | aiohttp.ClientPayloadError():

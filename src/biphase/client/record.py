@@ -36,7 +36,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ``first_byte``: the head of the response. ``completion_tokens_source`` holds for the chunks' tokens too: with
     ``continuous_usage`` each chunk's count is the server's; with ``usage`` the total is, spread over the chunks by
     length of text where the two differ. ``client_lag``: the longest that any bytes of this stream can have waited for
-    this process before their stamp. ``warmup``: sent before the measurement, no part of its numbers.
+    this process before their stamp. ``warmup``: sent before the measurement, no part of its numbers. ``concurrency``:
+    requests that the load wanted in flight.
     """
 
     id: str
@@ -57,6 +58,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     error: str | None = None
     client_lag: float = 0.0
     warmup: bool = False
+    concurrency: int = 1
 
     @property
     def token_chunks(self) -> tuple[Chunk, ...]:
@@ -64,7 +66,38 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return tuple(chunk for chunk in self.chunks if chunk.tokens > 0)
 
 
-Keep = Callable[[Record], None]
+class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A prompt length that was not measured, and why."""
+
+    prompt_tokens: int
+    reason: str
+
+
+class RunFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="run", tag_field="line"):
+    """What belongs to all records of a run: a line of its own in their file, at the start and, complete, at the end.
+
+    ``own_tokens``: prompt tokens that the server adds to each prompt. ``foreign_tokens``: tokens that the server's
+    counters gained beyond this run's own, None where it has no counters. ``command`` holds no key and no header.
+    """
+
+    command: str
+    versions: dict[str, str]
+    started: str
+    url: str
+    model: str
+    tokens: int
+    repeats: int
+    own_tokens: int
+    http_round_trip_s: tuple[float, ...]
+    http_round_trip_path: str
+    notes: tuple[str, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    foreign_tokens: int | None = None
+    busy_before: int | None = None
+    error: str | None = None
+
+
+Keep = Callable[[Record | RunFacts], None]
 
 
 @contextmanager
@@ -77,8 +110,8 @@ def open_records(path: Path) -> Iterator[Keep]:
         raise BadInput(f"cannot write records to {path}: {error.strerror}") from error
     with file:
 
-        def keep(record: Record) -> None:
-            file.write(encoder.encode(record) + b"\n")
+        def keep(line: Record | RunFacts) -> None:
+            file.write(encoder.encode(line) + b"\n")
             file.flush()
 
         yield keep
@@ -92,10 +125,25 @@ def write_records(path: Path, records: Iterable[Record]) -> None:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Read what ``write_records`` wrote; a line that is not a record raises ``BadInput`` with its number."""
-    decoder = msgspec.json.Decoder(Record)
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    """The records in a file; a line that is none raises ``BadInput`` with its number."""
+    return (line for line in _lines(path) if isinstance(line, Record))
+
+
+def read_run(path: Path) -> tuple[RunFacts | None, list[Record]]:
+    """The last facts of a run in a file of records, if there are any, and its records."""
+    lines = list(_lines(path))
+    facts = [line for line in lines if isinstance(line, RunFacts)]
+    return (facts[-1] if facts else None), [line for line in lines if isinstance(line, Record)]
+
+
+def _lines(path: Path) -> Iterator[Record | RunFacts]:
+    records, facts = msgspec.json.Decoder(Record), msgspec.json.Decoder(RunFacts)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"cannot read records from {path}: {error.strerror}") from error
+    for number, line in enumerate(content.splitlines(), start=1):
         try:
-            yield decoder.decode(line)
+            yield facts.decode(line) if line.startswith(b'{"line":') else records.decode(line)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise BadInput(f"{path}, line {number}: not a biphase record: {error}") from error

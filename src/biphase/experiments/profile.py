@@ -1,101 +1,49 @@
-"""Profile: how long prefill and decode take on one server, by prompt length, one request at a time."""
+"""Profile: how long prefill and decode take on one server, by prompt length and by batch."""
 
 import asyncio
+import platform
 import random
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
-import msgspec
+from msgspec.structs import replace
 
-from biphase.analysis.latency import (
-    Spread,
-    chunk_gaps,
-    decode_rate,
-    e2e,
-    itl,
-    percentile,
-    prefill_rate,
-    spread,
-    tpot,
-    ttft,
-)
-from biphase.analysis.verdicts import warnings
+from biphase.analysis.latency import spread, tpot, ttft
+from biphase.analysis.profile_result import PROBE, Hardware, ProfileResult, analyse
 from biphase.client.endpoint import Access
 from biphase.client.load import closed_loop, patient
 from biphase.client.negotiation import Target, open_target
 from biphase.client.openai import Call, make_call
-from biphase.client.record import Keep, Record
+from biphase.client.record import Keep, LeftOut, Record, RunFacts
+from biphase.client.scrape import GENERATED, RUNNING, Scrape, scrape
 from biphase.errors import RunFailed
 
 INTERRUPTED = "interrupted"
 WARMUP_TOKENS = 4
-SATURATED = 0.9
-"""Prefill is saturated at the smallest length whose rate is at least this part of the best one."""
+BATCHES = (2, 4, 8)
+SHORT_CONTEXT, LONG_CONTEXT = 16, 512
+"""Prompts of the streams that decode together, in tokens: attention costs little in one and shows in the other."""
+STEPS_TOGETHER = 24
+MOST_TOKENS_TOGETHER = 384
+SETTLE_S = 0.25  # engines count a step's tokens a moment after they send them
+SETTLES = 4
 
 
 @dataclass(frozen=True)
 class ProfilePlan:
-    """Prompt lengths in tokens, tokens to generate, requests for each length."""
+    """Prompt lengths in tokens, tokens to generate, requests for each length.
+
+    ``batches``: streams that decode together for the law over the batch; none is measured without. ``full``: also
+    with long contexts, twice each, and a probe of chunked prefill.
+    """
 
     lengths: tuple[int, ...]
     tokens: int
     repeats: int
-
-
-class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A length that was not measured."""
-
-    prompt_tokens: int
-    reason: str
-
-
-class LengthRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was measured at one prompt length: ``prompt_tokens`` as asked for, ``counted_tokens`` by the server."""
-
-    prompt_tokens: int
-    counted_tokens: int | None
-    requests: int
-    ttft_ms: Spread
-    prefill_tok_per_s: Spread | None
-    decode_ms_per_token: Spread | None
-    decode_tok_per_s: Spread | None
-    e2e_ms: Spread
-
-
-class Itl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Inter-token latencies of all requests pooled; ``worst_gap`` is the longest wait between two chunks."""
-
-    median: float
-    p99: float
-    worst_gap: float
-    n: int
-
-
-class Saturation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where prefill throughput stops rising: ``prompt_tokens`` is None when the longest length still gains markedly."""
-
-    prompt_tokens: int | None
-    best_tok_per_s: float
-
-
-class ProfileResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A profile; the JSON of ``biphase profile --json`` is this type, with units in the names of the keys."""
-
-    biphase: str
-    url: str
-    model: str
-    tokens: int
-    repeats: int
-    rows: tuple[LengthRow, ...]
-    left_out: tuple[LeftOut, ...]
-    itl_ms: Itl | None
-    prefill_saturation: Saturation | None
-    http_round_trip_ms: Spread | None
-    http_round_trip_path: str
-    client_lag_ms: float
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...]
-    error: str | None = None
+    batches: tuple[int, ...] = ()
+    full: bool = False
 
 
 Progress = Callable[[int, int, str], None]
@@ -103,45 +51,107 @@ Progress = Callable[[int, int, str], None]
 
 
 async def measure(
-    url: str, model: str | None, access: Access, plan: ProfilePlan, keep: Keep, progress: Progress, version: str
+    url: str,
+    model: str | None,
+    access: Access,
+    plan: ProfilePlan,
+    keep: Keep,
+    progress: Progress,
+    version: str,
+    command: Sequence[str] = (),
+    hardware: Hardware | None = None,
 ) -> ProfileResult:
-    """Profile the server at ``url``; every record goes to ``keep`` as it ends.
+    """Profile the server at ``url``; every record, and the facts of the run, go to ``keep`` as they come.
 
     Raises ``RunFailed`` or ``BadInput`` when the server cannot be measured at all. A run that breaks off later, or is
     interrupted, gives what was measured until then, with ``error`` set.
     """
     async with open_target(url, model, access) as target:
+        before = await scrape(target.session, target.api)
+        facts = _facts(target, plan, version, command, before)
+        keep(facts)
         run = Profile(target, plan, keep, progress)
+        error = None
         try:
             await run.run()
+            facts = replace(facts, foreign_tokens=await _foreign(target, before, run.sent))
         except RunFailed as failure:
-            return run.result(version, error=str(failure))
+            error = str(failure)
         except asyncio.CancelledError:
-            return run.result(version, error=INTERRUPTED)
-        return run.result(version)
+            error = INTERRUPTED
+        facts = replace(facts, left_out=tuple(run.left_out), error=error)
+        keep(facts)
+        return analyse(facts, run.sent, hardware)
+
+
+def _facts(target: Target, plan: ProfilePlan, version: str, command: Sequence[str], before: Scrape | None) -> RunFacts:
+    busy = before.value(RUNNING) if before else None
+    return RunFacts(
+        command=shlex.join(command),
+        versions={"biphase": version, "python": platform.python_version(), "platform": platform.platform()},
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        url=target.api.base,
+        model=target.api.model,
+        tokens=plan.tokens,
+        repeats=plan.repeats,
+        own_tokens=target.prompts.shortest - 1,
+        http_round_trip_s=tuple(target.round_trip_s),
+        http_round_trip_path=target.round_trip_path,
+        notes=target.notes,
+        busy_before=round(busy) if busy is not None else None,
+    )
+
+
+async def _foreign(target: Target, before: Scrape | None, sent: Sequence[Record]) -> int | None:
+    """Tokens that the server's counter gained beyond those of this run; None where it has no such counter."""
+    own = sum(record.completion_tokens or 0 for record in sent)
+    start = before.value(GENERATED) if before else None
+    if start is None:
+        return None
+    beyond = None
+    for _ in range(SETTLES):
+        after = await scrape(target.session, target.api)
+        now = after.value(GENERATED) if after else None
+        if now is None or now < start:  # gone, or the server began anew
+            return None
+        beyond = round(now - start) - own
+        if beyond >= 0:
+            break
+        await asyncio.sleep(SETTLE_S)
+    return beyond
 
 
 class Profile:
-    """One run in progress. ``records`` and ``left_out`` hold what there is at any time, also after a failure."""
+    """One run in progress. ``records`` (measured and good), ``sent`` (all) and ``left_out`` hold what there is at any
+    time, also after a failure."""
 
     def __init__(self, target: Target, plan: ProfilePlan, keep: Keep, progress: Progress) -> None:
         self.target = target
         self.plan = plan
         self.records: list[Record] = []
         self.left_out: list[LeftOut] = []
+        self.sent: list[Record] = []
         self._keep = keep
         self._progress = progress
         self._done = 0
+        self._total = 0
 
     async def run(self) -> None:
         """Warm up at each length, then measure; raises ``RunFailed`` at the first request that fails."""
         lengths = [length for length in sorted(set(self.plan.lengths)) if self._fits(length)]
+        cells = self._cells()
+        self._total = len(lengths) * (self.plan.repeats + 1) + sum(batch for batch, _ in cells) + 2 * self.plan.full
         lengths = await self._warm_up(lengths)
         if not lengths:
             last = self.left_out[-1]
             raise RunFailed(f"no prompt length can be measured; {last.prompt_tokens} tokens: {last.reason}")
+        self._total = self._done + len(lengths) * self.plan.repeats + sum(b for b, _ in cells) + 2 * self.plan.full
         async for _ in closed_loop(self._calls(lengths), self._measured):
             pass
+        for number, (batch, context) in enumerate(cells):
+            await self._together(number, batch, context)
+        if self.plan.full:
+            await self._probe_chunks(lengths[-1])
 
     def _fits(self, length: int) -> bool:
         shortest, limit = self.target.prompts.shortest, self.target.api.max_model_len
@@ -158,7 +168,7 @@ class Profile:
         """Lengths that the server takes, each run once: what compiles or allocates on first use does so here."""
         taken = []
         for length in lengths:
-            self._step(len(lengths), f"warm-up, prompt of {length} tokens")
+            self._step(f"warm-up, prompt of {length} tokens")
             tokens = min(WARMUP_TOKENS, self.plan.tokens)
             record = await self._send(self._call(f"warm-up-{length}", length, tokens, warmup=True))
             if record.error is None:
@@ -169,8 +179,8 @@ class Profile:
                 raise RunFailed(f"the warm-up with {length} prompt tokens failed: {record.error}")
         return taken
 
-    def _step(self, lengths: int, what: str) -> None:
-        self._progress(self._done, lengths * (self.plan.repeats + 1), what)
+    def _step(self, what: str) -> None:
+        self._progress(self._done, self._total, what)
         self._done += 1
 
     def _calls(self, lengths: Sequence[int]) -> Iterator[Call]:
@@ -178,85 +188,74 @@ class Profile:
         pairs = [(length, repeat) for length in lengths for repeat in range(1, self.plan.repeats + 1)]
         random.shuffle(pairs)
         for length, repeat in pairs:
-            self._step(len(lengths), f"prompt of {length} tokens")
+            self._step(f"prompt of {length} tokens")
             yield self._call(f"prompt-{length}-{repeat}", length, self.plan.tokens)
 
     def _call(self, id: str, length: int, tokens: int, warmup: bool = False) -> Call:
         prompt = self.target.prompts.make(length)
         return make_call(self.target.dialect, id, prompt.content, length, tokens, warmup)
 
-    async def _send(self, call: Call) -> Record:
-        record = (await patient(self.target.session, call)).record
+    async def _send(self, call: Call, concurrency: int = 1) -> Record:
+        record = replace((await patient(self.target.session, call)).record, concurrency=concurrency)
         self._keep(record)
+        self.sent.append(record)
         return record
 
-    async def _measured(self, call: Call) -> Record:
-        record = await self._send(call)
+    async def _measured(self, call: Call, concurrency: int = 1) -> Record:
+        record = await self._send(call, concurrency)
         if record.error is not None:
             raise RunFailed(f"request {record.id} failed after {len(self.records)} good ones: {record.error}")
         self.records.append(record)
         return record
 
-    def result(self, version: str, error: str | None = None) -> ProfileResult:
-        """What the records so far say."""
-        target, records = self.target, self.records
-        rows = tuple(
-            _row(length, [r for r in records if r.asked_prompt_tokens == length]) for length in _lengths(records)
-        )
-        return ProfileResult(
-            biphase=version,
-            url=target.api.base,
-            model=target.api.model,
-            tokens=self.plan.tokens,
-            repeats=self.plan.repeats,
-            rows=rows,
-            left_out=tuple(self.left_out),
-            itl_ms=pooled_itl(records),
-            prefill_saturation=saturation(rows),
-            http_round_trip_ms=spread(target.round_trip_s, 1e3),
-            http_round_trip_path=target.round_trip_path,
-            client_lag_ms=1e3 * max((r.client_lag for r in records), default=0.0),
-            notes=target.notes,
-            warnings=tuple(warnings(records, target.prompts.shortest - 1)),
-            error=error,
-        )
+    def _cells(self) -> list[tuple[int, int]]:
+        """(streams, prompt tokens) to decode together."""
+        short = max(SHORT_CONTEXT, self.target.prompts.shortest)
+        contexts = (short, LONG_CONTEXT) if self.plan.full else (short,)
+        repeats = 2 if self.plan.full else 1
+        cells = [(batch, context) for batch in self.plan.batches for context in contexts] * repeats
+        limit = self.target.api.max_model_len
+        fitting = [(b, c) for b, c in cells if limit is None or c + self._tokens_together(b, c) <= limit]
+        random.shuffle(fitting)
+        return fitting
+
+    async def _together(self, number: int, batch: int, context: int) -> None:
+        """``batch`` streams sent at once; those that are prefilled first decode on until the last has joined them."""
+        tokens = self._tokens_together(batch, context)
+        calls = []
+        for stream in range(batch):
+            self._step(f"{batch} streams, prompts of {context} tokens")
+            calls.append(self._call(f"batch-{batch}-{context}-{number}-{stream}", context, tokens))
+        async for _ in closed_loop(calls, lambda call: self._measured(call, batch), batch):
+            pass
+
+    def _tokens_together(self, batch: int, context: int) -> int:
+        """Tokens that outlast the other streams' prefills by ``STEPS_TOGETHER`` steps, as far as is known by now."""
+        near = [r for r in self.records if (r.asked_prompt_tokens or 0) >= context]
+        first, pace = spread(map(ttft, near)), spread(map(tpot, self.records))
+        waits = (batch - 1) * first.min / pace.median if first and pace and pace.median else 0.0
+        return min(STEPS_TOGETHER + round(waits), MOST_TOKENS_TOGETHER)
+
+    async def _probe_chunks(self, longest: int) -> None:
+        """One stream decodes and watches while the longest prompt is prefilled beside it."""
+        first = spread(ttft(r) for r in self.records if r.asked_prompt_tokens == longest)
+        pace = spread(map(tpot, self.records))
+        if first is None or pace is None or not pace.median:
+            return
+        shortest = max(SHORT_CONTEXT, self.target.prompts.shortest)
+        # a prompt that is chunked takes longer beside a decode, and the watcher's own pace may fall to one a chunk
+        tokens = min(48 + round(1.5 * first.median / pace.median), MOST_TOKENS_TOGETHER)
+        watcher = self._call(f"{PROBE}-watcher", shortest, tokens)
+        prompt = self._call(PROBE, longest, 2)
+        self._step("a stream that watches")
+        watching = asyncio.create_task(self._measured(watcher, 2))
+        await asyncio.sleep(_shortest_ttft(self.records) + 12 * pace.median)
+        self._step(f"a prompt of {longest} tokens beside it")
+        await asyncio.gather(watching, self._measured(prompt, 2))
 
 
-def _lengths(records: Sequence[Record]) -> list[int]:
-    return sorted({r.asked_prompt_tokens for r in records if r.asked_prompt_tokens is not None})
-
-
-def _row(length: int, records: Sequence[Record]) -> LengthRow:
-    counted = spread(r.prompt_tokens for r in records)
-    first, whole = spread(map(ttft, records), 1e3), spread(map(e2e, records), 1e3)
-    assert first is not None  # a record without a token is a failure and is none of these
-    assert whole is not None
-    return LengthRow(
-        prompt_tokens=length,
-        counted_tokens=round(counted.median) if counted else None,
-        requests=len(records),
-        ttft_ms=first,
-        prefill_tok_per_s=spread(map(prefill_rate, records)),
-        decode_ms_per_token=spread(map(tpot, records), 1e3),
-        decode_tok_per_s=spread(map(decode_rate, records)),
-        e2e_ms=whole,
-    )
-
-
-def pooled_itl(records: Sequence[Record]) -> Itl | None:
-    """All inter-token latencies of all records in ms, none averaged; None when no record has two token chunks."""
-    latencies = [1e3 * value for record in records for value in itl(record)]
-    if not latencies:
-        return None
-    worst = 1e3 * max(gap for record in records for gap in chunk_gaps(record))
-    return Itl(percentile(latencies, 50), percentile(latencies, 99), worst, len(latencies))
-
-
-def saturation(rows: Sequence[LengthRow]) -> Saturation | None:
-    """Smallest length with at least 90 % of the best prefill rate; not reached when that is the longest itself."""
-    rates = [(row.prompt_tokens, row.prefill_tok_per_s.median) for row in rows if row.prefill_tok_per_s is not None]
-    if len(rates) < 2:
-        return None
-    best = max(rate for _, rate in rates)
-    reached = next(length for length, rate in rates if rate >= SATURATED * best)
-    return Saturation(reached if reached != rates[-1][0] else None, best)
+def _shortest_ttft(records: Sequence[Record]) -> float:
+    """The median TTFT of the shortest prompts, in seconds."""
+    shortest = min(r.asked_prompt_tokens or 0 for r in records)
+    found = spread(ttft(r) for r in records if (r.asked_prompt_tokens or 0) == shortest)
+    return found.median if found else 0.0

@@ -9,7 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from biphase.analysis.latency import Spread
-from biphase.experiments.profile import Itl, LengthRow, ProfileResult, Saturation
+from biphase.analysis.profile_result import Itl, LengthRow, ProfileResult, Saturation
+from biphase.report.laws_text import law_lines
+from biphase.report.words import plain_words
 
 PIPED_WIDTH = 110  # columns of a table, when the output is not a terminal
 
@@ -25,15 +27,22 @@ def print_profile(result: ProfileResult, console: Console | None = None) -> None
 
 
 def profile_view(result: ProfileResult) -> list[RenderableType]:
-    """The profile of one server: what spoils it first, then the table of the two phases, then what it shows."""
-    model = PurePath(result.model).name if result.model.startswith("/") else result.model  # llama.cpp names a file
-    parts: list[RenderableType] = [Text(f"{model} at {result.url}", style="bold")]
-    parts += [Text(f"warning: {line}", style="yellow") for line in result.warnings]
+    """What spoils the numbers, what they say in plain words, the table of the two phases, the laws, the conditions."""
+    parts: list[RenderableType] = [Text(f"{short_model(result)} at {result.url}", style="bold")]
+    parts += [Text(f"incomplete: {result.error}", style="red")] if result.error is not None else []
+    parts += [Text(f"warning: {v.sentence}; {v.advice} ({v.name})", style="yellow") for v in result.verdicts]
+    parts += [Text(line) for line in plain_words(result)]
     if result.rows:
-        parts += [phase_table(result.rows), *(Text(line) for line in _findings(result))]
+        parts += [phase_table(result.rows), *(Text(line) for line in findings(result))]
+        parts += [Text(line) for line in law_lines(result)]
     parts += [Text(f"left out: {out.prompt_tokens} tokens: {out.reason}") for out in result.left_out]
-    parts += [Text(line, style="dim") for line in _conditions(result)]
+    parts += [Text(line, style="dim") for line in conditions(result)]
     return parts
+
+
+def short_model(result: ProfileResult) -> str:
+    """The model's name; llama.cpp names a file."""
+    return PurePath(result.model).name if result.model.startswith("/") else result.model
 
 
 def phase_table(rows: Sequence[LengthRow]) -> Table:
@@ -42,11 +51,12 @@ def phase_table(rows: Sequence[LengthRow]) -> Table:
     for heading in ("prompt tokens", "prefill ms", "prefill tok/s", "decode ms/token", "decode tok/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(_tokens(row), *map(_cell, (row.ttft_ms, row.prefill_tok_per_s)), *map(_cell, _decode(row)))
+        table.add_row(tokens_cell(row), *map(cell, (row.ttft_ms, row.prefill_tok_per_s)), *map(cell, _decode(row)))
     return table
 
 
-def _tokens(row: LengthRow) -> str:
+def tokens_cell(row: LengthRow) -> str:
+    """The length asked for, and the server's count where it differs."""
     counted = row.counted_tokens
     return (
         str(row.prompt_tokens) if counted in (None, row.prompt_tokens) else f"{row.prompt_tokens} (counted {counted})"
@@ -57,7 +67,8 @@ def _decode(row: LengthRow) -> tuple[Spread | None, Spread | None]:
     return row.decode_ms_per_token, row.decode_tok_per_s
 
 
-def _cell(value: Spread | None) -> str:
+def cell(value: Spread | None) -> str:
+    """Median ± half the interquartile range, in four digits."""
     if value is None:
         return "-"
     digits = _digits(value.median)
@@ -75,7 +86,8 @@ def _number(value: float) -> str:
     return f"{value:.{_digits(value)}f}"
 
 
-def _findings(result: ProfileResult) -> Iterator[str]:
+def findings(result: ProfileResult) -> Iterator[str]:
+    """What the rows show; there must be some."""
     if result.prefill_saturation is not None:
         yield _saturation_line(result.prefill_saturation, result.rows[-1].prompt_tokens)
     if result.itl_ms is not None:
@@ -114,7 +126,8 @@ def _spread_line(result: ProfileResult) -> str:
     return f"spread: ± is half the interquartile range of {result.repeats} requests; at most {', '.join(widest)}"
 
 
-def _conditions(result: ProfileResult) -> Iterator[str]:
+def conditions(result: ProfileResult) -> Iterator[str]:
+    """What the numbers mean, and how they were made."""
     if result.http_round_trip_ms is not None:
         yield (
             "prefill ms is the TTFT a client sees: HTTP, queue, tokenizer, the prefill pass and the first token; "

@@ -1,0 +1,244 @@
+"""A profile as a result: what the records of one run say, the same from a live server and from a file of records."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+
+from biphase.analysis.floor import Comparison, compare_with_floor
+from biphase.analysis.latency import (
+    Spread,
+    chunk_gaps,
+    decode_rate,
+    e2e,
+    itl,
+    percentile,
+    prefill_rate,
+    spread,
+    tpot,
+    ttft,
+)
+from biphase.analysis.laws import DecodeLaw, PrefillLaw, fit_decode, fit_prefill
+from biphase.analysis.verdicts import Verdict, faster_than_floor, foreign_traffic, verdicts
+from biphase.client.record import LeftOut, Record, RunFacts
+from biphase.roofline.architecture import Architecture
+from biphase.roofline.hardware import Device
+
+HISTOGRAM_BINS = 40
+SATURATED = 0.9
+"""Prefill is saturated at the smallest length whose rate is at least this part of the best one."""
+
+
+class LengthRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was measured at one prompt length: ``prompt_tokens`` as asked for, ``counted_tokens`` by the server."""
+
+    prompt_tokens: int
+    counted_tokens: int | None
+    requests: int
+    ttft_ms: Spread
+    prefill_tok_per_s: Spread | None
+    decode_ms_per_token: Spread | None
+    decode_tok_per_s: Spread | None
+    e2e_ms: Spread
+
+
+class Itl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Inter-token latencies of all requests pooled; ``worst_gap`` is the longest wait between two chunks.
+
+    ``histogram``: (from ms, to ms, latencies), bins of equal width in the logarithm.
+    """
+
+    median: float
+    p99: float
+    worst_gap: float
+    n: int
+    histogram: tuple[tuple[float, float, int], ...] = ()
+
+
+class Saturation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where prefill throughput stops rising: ``prompt_tokens`` is None when the longest length still gains markedly."""
+
+    prompt_tokens: int | None
+    best_tok_per_s: float
+
+
+class ChunkedPrefill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a stream in decode felt of a long prompt beside it: its number of raised gaps, and the chunk that follows.
+
+    ``chunk_tokens_least`` and ``chunk_tokens_most`` bound the chunk: one gap is raised for each. With one raised gap
+    the prompt ran whole: the chunk, if there is any, is not smaller than the prompt.
+    """
+
+    prompt_tokens: int
+    raised_gaps: int
+    worst_gap_ms: float
+    usual_gap_ms: float
+    chunk_tokens_least: int
+    chunk_tokens_most: int | None
+
+
+class ProfileResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A profile; the JSON of ``biphase profile --json`` is this type, with units in the names of the keys."""
+
+    biphase: str
+    command: str
+    versions: dict[str, str]
+    started: str
+    url: str
+    model: str
+    tokens: int
+    repeats: int
+    rows: tuple[LengthRow, ...]
+    left_out: tuple[LeftOut, ...]
+    itl_ms: Itl | None
+    prefill_saturation: Saturation | None
+    prefill_law: PrefillLaw | None
+    decode_law: DecodeLaw | None
+    chunked_prefill: ChunkedPrefill | None
+    comparison: Comparison | None
+    http_round_trip_ms: Spread | None
+    http_round_trip_path: str
+    client_lag_ms: float
+    notes: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The model's shape and the device that the user named, to compare with."""
+
+    architecture: Architecture
+    device: Device
+    tp: int = 1
+
+    def compare(self, prefill: PrefillLaw | None, decode: DecodeLaw | None, lengths: Sequence[int]) -> Comparison:
+        """The laws beside the floors of this model on this device."""
+        return compare_with_floor(self.architecture, self.device, prefill, decode, lengths, self.tp)
+
+
+def analyse(facts: RunFacts, records: Sequence[Record], hardware: Hardware | None = None) -> ProfileResult:
+    """Everything that records of one run say; warm-ups and failed requests are no part of it."""
+    good = [r for r in records if not r.warmup and r.error is None]
+    alone = [r for r in good if r.concurrency == 1]
+    rows = tuple(_row(length, [r for r in alone if r.asked_prompt_tokens == length]) for length in _lengths(alone))
+    laws = fit_prefill(alone, facts.http_round_trip_s), fit_decode(_not_probes(good))
+    generated = sum(r.completion_tokens or 0 for r in records)
+    comparison = hardware.compare(*laws, [row.prompt_tokens for row in rows]) if hardware else None
+    foreign = foreign_traffic(facts.foreign_tokens, generated, facts.busy_before)
+    beaten = faster_than_floor(comparison.impossible if comparison else ())
+    return ProfileResult(
+        biphase=facts.versions.get("biphase", ""),
+        command=facts.command,
+        versions=facts.versions,
+        started=facts.started,
+        url=facts.url,
+        model=facts.model,
+        tokens=facts.tokens,
+        repeats=facts.repeats,
+        rows=rows,
+        left_out=facts.left_out,
+        itl_ms=pooled_itl(alone),
+        prefill_saturation=saturation(rows),
+        prefill_law=laws[0],
+        decode_law=laws[1],
+        chunked_prefill=chunked_prefill(good),
+        comparison=comparison,
+        http_round_trip_ms=spread(facts.http_round_trip_s, 1e3),
+        http_round_trip_path=facts.http_round_trip_path,
+        client_lag_ms=1e3 * max((r.client_lag for r in alone), default=0.0),
+        notes=facts.notes,
+        verdicts=(*filter(None, (foreign, beaten)), *verdicts(alone, facts.own_tokens)),
+        error=facts.error,
+    )
+
+
+PROBE = "chunk-probe"
+RAISED = 2.5
+"""Times the usual gap from which a gap of the watching stream holds a piece of the prompt beside it."""
+
+
+def _not_probes(records: Sequence[Record]) -> list[Record]:
+    return [r for r in records if not r.id.startswith(PROBE)]
+
+
+def chunked_prefill(records: Sequence[Record]) -> ChunkedPrefill | None:
+    """Read the chunk size off the gaps of a stream beside which a long prompt was prefilled; None without a probe."""
+    watchers = {r.id.removesuffix("-watcher"): r for r in records if r.id.endswith("-watcher")}
+    found = [
+        chunk
+        for prompt in records
+        if prompt.id in watchers and (chunk := _felt(watchers[prompt.id], prompt)) is not None
+    ]
+    return max(found, key=lambda chunk: chunk.raised_gaps, default=None)
+
+
+def _felt(watcher: Record, prompt: Record) -> ChunkedPrefill | None:
+    first, length = ttft(prompt), prompt.prompt_tokens or prompt.asked_prompt_tokens
+    if first is None or length is None:
+        return None
+    end = prompt.sent + first
+    chunks = watcher.token_chunks
+    pairs = list(pairwise(chunks))
+    outside = [b.t - a.t for a, b in pairs if b.t < prompt.sent]
+    inside = [b.t - a.t for a, b in pairs if b.t > prompt.sent and a.t < end]
+    usual = spread(outside)
+    if usual is None or usual.n < 3 or not inside or chunks[-1].t < end:
+        return None
+    raised = sum(gap > RAISED * usual.median for gap in inside)
+    if raised == 0:
+        return None
+    most = None if raised == 1 else -(-length // (raised - 1)) - 1
+    least = -(-length // raised)
+    return ChunkedPrefill(length, raised, 1e3 * max(inside), 1e3 * usual.median, least, most)
+
+
+def _lengths(records: Sequence[Record]) -> list[int]:
+    return sorted({r.asked_prompt_tokens for r in records if r.asked_prompt_tokens is not None})
+
+
+def _row(length: int, records: Sequence[Record]) -> LengthRow:
+    counted = spread(r.prompt_tokens for r in records)
+    first, whole = spread(map(ttft, records), 1e3), spread(map(e2e, records), 1e3)
+    assert first is not None  # a record without a token is a failure and is none of these
+    assert whole is not None
+    return LengthRow(
+        prompt_tokens=length,
+        counted_tokens=round(counted.median) if counted else None,
+        requests=len(records),
+        ttft_ms=first,
+        prefill_tok_per_s=spread(map(prefill_rate, records)),
+        decode_ms_per_token=spread(map(tpot, records), 1e3),
+        decode_tok_per_s=spread(map(decode_rate, records)),
+        e2e_ms=whole,
+    )
+
+
+def pooled_itl(records: Sequence[Record]) -> Itl | None:
+    """All inter-token latencies of all records in ms, none averaged; None when no record has two token chunks."""
+    latencies = [1e3 * value for record in records for value in itl(record)]
+    if not latencies:
+        return None
+    worst = 1e3 * max(gap for record in records for gap in chunk_gaps(record))
+    return Itl(percentile(latencies, 50), percentile(latencies, 99), worst, len(latencies), _histogram(latencies))
+
+
+def _histogram(values: Sequence[float]) -> tuple[tuple[float, float, int], ...]:
+    """Counts in up to 40 bins; gaps below a hundredth of a ms share the first."""
+    clipped = np.maximum(values, 0.01)
+    low, high = float(clipped.min()), float(clipped.max())
+    edges = np.geomspace(low * 0.98, high * 1.02, HISTOGRAM_BINS + 1)
+    counts = np.histogram(clipped, edges)[0]
+    return tuple((float(a), float(b), int(n)) for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True))
+
+
+def saturation(rows: Sequence[LengthRow]) -> Saturation | None:
+    """Smallest length with at least 90 % of the best prefill rate; not reached when that is the longest itself."""
+    rates = [(row.prompt_tokens, row.prefill_tok_per_s.median) for row in rows if row.prefill_tok_per_s is not None]
+    if len(rates) < 2:
+        return None
+    best = max(rate for _, rate in rates)
+    reached = next(length for length, rate in rates if rate >= SATURATED * best)
+    return Saturation(reached if reached != rates[-1][0] else None, best)

@@ -1,0 +1,69 @@
+"""A profile as files for others: JSON with units in its keys and vLLM's bench keys beside them, and Markdown."""
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from biphase.analysis.latency import Spread
+from biphase.analysis.profile_result import LengthRow, ProfileResult
+from biphase.report.laws_text import law_lines
+from biphase.report.tables import cell, conditions, short_model, tokens_cell
+from biphase.report.words import plain_words
+
+
+def json_bytes(result: ProfileResult) -> bytes:
+    """The result, and at its top level the keys of ``vllm bench serve`` that a profile has a value for."""
+    content = {**msgspec.to_builtins(result), **vllm_keys(result)}
+    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+
+
+def vllm_keys(result: ProfileResult) -> Mapping[str, object]:
+    """Keys and units (ms) of vLLM's ``--save-result``: medians over all requests sent one at a time.
+
+    ``*_ttft_ms`` are those of the longest prompt; ``*_itl_ms`` and ``*_tpot_ms`` those of all.
+    """
+    longest = result.rows[-1] if result.rows else None
+    paces = [row.decode_ms_per_token for row in result.rows if row.decode_ms_per_token is not None]
+    found: dict[str, object] = {
+        "backend": "openai",
+        "endpoint_type": "openai",
+        "model_id": result.model,
+        "tokenizer_id": result.model,
+        "max_concurrency": 1,
+        "completed": sum(row.requests for row in result.rows),
+        "date": result.started,
+    }
+    if longest is not None:
+        found |= {"median_ttft_ms": longest.ttft_ms.median}
+    if paces:
+        found |= {"median_tpot_ms": sorted(p.median for p in paces)[len(paces) // 2]}
+    if result.itl_ms is not None:
+        found |= {"median_itl_ms": result.itl_ms.median, "p99_itl_ms": result.itl_ms.p99}
+    return found
+
+
+def markdown(result: ProfileResult) -> str:
+    """The profile as a comment for an issue or a post."""
+    return "\n".join(_markdown_lines(result)) + "\n"
+
+
+def _markdown_lines(result: ProfileResult) -> Iterator[str]:
+    yield f"**{short_model(result)}** at {result.url}, measured by biphase {result.biphase}, {result.started}"
+    yield ""
+    for verdict in result.verdicts:
+        yield f"> **{verdict.name}**: {verdict.sentence}; {verdict.advice}"
+        yield ">"
+    yield " ".join(plain_words(result))
+    yield ""
+    yield "| prompt tokens | prefill ms | prefill tok/s | decode ms/token | decode tok/s |"
+    yield "|--:|--:|--:|--:|--:|"
+    for row in result.rows:
+        yield f"| {tokens_cell(row)} | {' | '.join(map(cell, _values(row)))} |"
+    yield ""
+    for line in (*law_lines(result), *conditions(result)):
+        yield f"- {line}"
+    yield f"- `{result.command}`"
+
+
+def _values(row: LengthRow) -> tuple[Spread | None, ...]:
+    return row.ttft_ms, row.prefill_tok_per_s, row.decode_ms_per_token, row.decode_tok_per_s
