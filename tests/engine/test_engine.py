@@ -101,7 +101,7 @@ def test_a_stop_id_ends_with_reason_stop_and_counts() -> None:
 def test_not_finite_logits_fail_their_request_alone() -> None:
     engine = tiny_engine()
     poisoned = next(token for token in range(97) if token not in PROMPTS["r1"] + tuple(alone("r1", 5)))
-    engine.runner.model._weights.embedding[poisoned] = float("nan")
+    engine.runner.model._embedding[poisoned] = float("nan")
     submit(engine, "bad", (1, 2, poisoned), 5)
     submit(engine, "good", PROMPTS["r1"], 5)
     assert run(engine) == {"bad": [], "good": alone("r1", 5)}
@@ -109,7 +109,7 @@ def test_not_finite_logits_fail_their_request_alone() -> None:
 
 def test_a_poisoned_prompt_is_reported_as_such() -> None:
     engine = tiny_engine()
-    engine.runner.model._weights.embedding[5] = float("nan")
+    engine.runner.model._embedding[5] = float("nan")
     submit(engine, "bad", (1, 5, 2), 5)
     (output,) = engine.step().outputs
     assert output.finish_reason == "error"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from biphase.engine.config import ModelConfig
+from biphase.engine.kernels.arrays import keep_array
 from biphase.engine.kernels.linear import Linear
 from biphase.engine.kernels.select import Kernels, select_kernels
 from biphase.engine.kv_cache import KVCache
@@ -31,6 +32,10 @@ class Rows:
     positions: Tensor
     slots: Tensor
 
+    def __post_init__(self) -> None:
+        for tensor in (self.positions, self.slots):
+            keep_array(tensor)
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
@@ -45,7 +50,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """The first rows of a step, one a sequence: block tables int32 [N, blocks], lengths int32 [N], new token included."""
+    """The first rows of a step, one a sequence: block tables and lengths (new token included), int32."""
 
     tables: Tensor
     lengths: Tensor
@@ -53,11 +58,32 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    weights: LayerWeights
+    """One layer as it runs: its matrices packed, its part of the KV cache."""
+
+    attn_norm: Tensor
     qkv: Linear
+    qk_norms: tuple[Tensor, Tensor] | None
     o: Linear
+    mlp_norm: Tensor
     gate_up: Linear
     down: Linear
+    k: Tensor
+    v: Tensor
+
+
+def _layer(weights: LayerWeights, k: Tensor, v: Tensor) -> _Layer:
+    norms = weights.qk_norms
+    return _Layer(
+        attn_norm=keep_array(weights.attn_norm),
+        qkv=Linear(weights.qkv, weights.qkv_bias),
+        qk_norms=None if norms is None else (keep_array(norms[0]), keep_array(norms[1])),
+        o=Linear(weights.o),
+        mlp_norm=keep_array(weights.mlp_norm),
+        gate_up=Linear(weights.gate_up),
+        down=Linear(weights.down),
+        k=keep_array(k),
+        v=keep_array(v),
+    )
 
 
 class Model:
@@ -70,14 +96,13 @@ class Model:
         self.cache = cache
         self.kernels = kernels or select_kernels()
         self.dtype = weights.embedding.dtype
-        self._weights = weights
-        self._layers = [
-            _Layer(w, Linear(w.qkv, w.qkv_bias), Linear(w.o), Linear(w.gate_up), Linear(w.down)) for w in weights.layers
-        ]
+        self._embedding = weights.embedding
+        self._layers = [_layer(w, k, v) for w, k, v in zip(weights.layers, cache.k, cache.v, strict=True)]
+        self._norm = keep_array(weights.norm)
         self._lm_head = Linear(weights.lm_head)
         self._scale = config.head_dim**-0.5
         angles = torch.arange(config.max_position).float()[:, None] * weights.inv_freq
-        self._cos, self._sin = angles.cos(), angles.sin()
+        self._cos, self._sin = keep_array(angles.cos()), keep_array(angles.sin())
 
     def prefill(self, rows: Rows, chunks: list[PrefillChunk]) -> Tensor:
         """Run chunks of prompts together. Returns logits [chunks that sample, vocab] of their last rows."""
@@ -98,41 +123,41 @@ class Model:
         return self._forward(rows, attend, torch.cat((torch.arange(n), _last_rows(chunks))))
 
     def _attend_decode(self, decodes: DecodeRows, layer: int, qkv: Tensor) -> Tensor:
-        k, v = self.cache.k[layer], self.cache.v[layer]
+        k, v = self._layers[layer].k, self._layers[layer].v
         out: Tensor = self.kernels.decode_attention(qkv, k, v, decodes.tables, decodes.lengths, self._scale)
         return out
 
     def _attend_prefill(self, chunks: list[PrefillChunk], layer: int, qkv: Tensor) -> Tensor:
-        k, v = self.cache.k[layer], self.cache.v[layer]
+        k, v = self._layers[layer].k, self._layers[layer].v
         attention = self.kernels.prefill_attention
         parts = [attention(qkv[c.begin : c.end], k, v, c.blocks, c.past, self._scale) for c in chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @torch.inference_mode()
     def _forward(self, rows: Rows, attend: Attend, last: Tensor | None) -> Tensor:
-        residual = self._weights.embedding[rows.tokens].float()
+        residual = self._embedding[rows.tokens].float()
         delta: Tensor | None = None
         for index, layer in enumerate(self._layers):
-            delta = self._layer(index, layer, rows, residual, delta, attend)
+            delta = self._run_layer(index, layer, rows, residual, delta, attend)
         assert delta is not None
         if last is not None:  # only sampled rows go through the head, the largest matrix
             residual, delta = residual[last], delta[last]
         if not len(residual):
             return torch.empty(0, self.config.vocab_size)
-        x = self.kernels.add_rms_norm(residual, delta, self._weights.norm, self.config.norm_eps, self.dtype)
+        x = self.kernels.add_rms_norm(residual, delta, self._norm, self.config.norm_eps, self.dtype)
         return self._lm_head(x).float()
 
-    def _layer(
+    def _run_layer(
         self, index: int, layer: _Layer, rows: Rows, residual: Tensor, delta: Tensor | None, attend: Attend
     ) -> Tensor:
         kernels, eps = self.kernels, self.config.norm_eps
-        x = kernels.add_rms_norm(residual, delta, layer.weights.attn_norm, eps, self.dtype)
+        x = kernels.add_rms_norm(residual, delta, layer.attn_norm, eps, self.dtype)
         qkv = layer.qkv(x)
-        k, v = self.cache.k[index], self.cache.v[index]
-        norms = layer.weights.qk_norms
-        kernels.rope_and_store(qkv, rows.positions, self._cos, self._sin, norms, eps, k, v, rows.slots)
+        kernels.rope_and_store(
+            qkv, rows.positions, self._cos, self._sin, layer.qk_norms, eps, layer.k, layer.v, rows.slots
+        )
         x = layer.o(attend(index, qkv))
-        x = kernels.add_rms_norm(residual, x, layer.weights.mlp_norm, eps, self.dtype)
+        x = kernels.add_rms_norm(residual, x, layer.mlp_norm, eps, self.dtype)
         return layer.down(kernels.silu_mul(layer.gate_up(x)))
 
 

@@ -29,13 +29,14 @@ def decode_attention(
     """As ``reference.decode_attention``."""
     rows, (_, kv_heads, _, dim) = len(qkv), k_cache.shape
     heads = qkv.shape[1] // dim - 2 * kv_heads
-    splits = _num_splits(rows * kv_heads, int(lengths.max()))
+    length_array = lengths.numpy()
+    splits = _num_splits(rows * kv_heads, int(length_array.max()))
     partial = np.empty((rows * kv_heads * splits, heads // kv_heads, dim + 2), dtype=np.float32)
     out = torch.empty(rows, heads * dim, dtype=qkv.dtype)
-    keys = int(lengths.sum()) * kv_heads
+    keys = int(length_array.sum()) * kv_heads
     kernel = _attend_here if keys <= FEW_KEYS else _attend_parallel
     kernel(
-        as_array(qkv), as_array(k_cache), as_array(v_cache), tables.numpy(), lengths.numpy(), np.float32(scale), partial
+        as_array(qkv), as_array(k_cache), as_array(v_cache), tables.numpy(), length_array, np.float32(scale), partial
     )
     _merge(partial, splits, as_array(out))
     return out

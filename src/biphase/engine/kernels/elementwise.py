@@ -27,7 +27,7 @@ def add_rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, eps: fl
     if delta is None:
         delta = torch.empty(0, residual.shape[1], dtype=dtype)
     kernel = _add_rms_norm_here if len(residual) <= FEW_ROWS else _add_rms_norm_parallel
-    kernel(residual.numpy(), as_array(delta), weight.numpy(), np.float32(eps), as_array(out))
+    kernel(residual.numpy(), as_array(delta), as_array(weight), np.float32(eps), as_array(out))
     return out
 
 
@@ -43,20 +43,20 @@ def rope_and_store(
     slots: Tensor,
 ) -> None:
     """As ``reference.rope_and_store``."""
-    q_norm, k_norm = (NO_NORM, NO_NORM) if norms is None else (norms[0].numpy(), norms[1].numpy())
+    q_norm, k_norm = (NO_NORM, NO_NORM) if norms is None else (as_array(norms[0]), as_array(norms[1]))
     heads = as_array(qkv).reshape(len(qkv), -1, k_cache.shape[3])
     kernel = _rope_and_store_here if len(qkv) <= FEW_ROWS else _rope_and_store_parallel
     kernel(
         heads,
-        positions.numpy(),
-        cos.numpy(),
-        sin.numpy(),
+        as_array(positions),
+        as_array(cos),
+        as_array(sin),
         q_norm,
         k_norm,
         np.float32(eps),
         as_array(k_cache),
         as_array(v_cache),
-        slots.numpy(),
+        as_array(slots),
     )
 
 
