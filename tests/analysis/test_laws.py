@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from biphase.analysis.bootstrap import Estimate, fit_relative
-from biphase.analysis.laws import decode_law, fit_decode, fit_prefill
+from biphase.analysis.laws import decode_law, fit_decode, fit_prefill, http_share
 from biphase.analysis.windows import StepSample, step_samples
 from biphase.client.record import Chunk, Record
 from tests.analysis.law_records import LawServer
@@ -158,3 +158,15 @@ def test_no_constant_is_negative() -> None:
 def test_what_cannot_be_fitted_is_an_error(design: list[list[float]], times: list[float]) -> None:
     with pytest.raises(ValueError, match=r"samples|positive"):
         fit_relative(np.array(design), times)
+
+
+def head(first_byte: float | None, first_token: float) -> Record:
+    return Record(id="r", intended=0, sent=0, first_byte=first_byte, chunks=(Chunk(first_token, 1, "text"),))
+
+
+def test_the_share_of_http_is_the_head_where_it_comes_before_the_prefill() -> None:
+    trips = [0.001, 0.001, 0.002]
+    assert http_share([head(0.003, 0.030)] * 5, trips) == [0.003] * 5
+    assert http_share([head(0.029, 0.030)] * 5, trips) == trips  # sent with the first token
+    assert http_share([head(0.0005, 0.030)] * 5, trips) == trips  # less than a GET takes
+    assert http_share([head(None, 0.030)] * 5, []) == []

@@ -17,6 +17,8 @@ from biphase.client.record import Record
 
 CHUNK_SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 FEWEST_LENGTHS = 3
+HEAD_IS_EARLY = 0.5
+"""Part of the TTFT before which a response's head cannot have waited for the prefill."""
 STAIRCASE_LENGTHS = 8
 """Distinct lengths from which a staircase can be told from a parabola."""
 DECISIVE = 10.0
@@ -109,6 +111,19 @@ def fit_prefill(records: Sequence[Record], http_s: Sequence[float] = ()) -> Pref
     )
 
 
+def http_share(records: Sequence[Record], round_trip_s: Sequence[float]) -> Sequence[float]:
+    """Samples of the seconds that HTTP and the API take of a TTFT.
+
+    Servers that send the head of a response before they prefill (well before any token) show it in each request;
+    others only by ``round_trip_s``, GETs that compute nothing. The longer is taken: a GET parses no prompt.
+    """
+    heads = [(r.first_byte - r.sent, t) for r in records if r.first_byte is not None and (t := ttft(r))]
+    early = [head for head, first in heads if head < HEAD_IS_EARLY * first]
+    if len(early) < max(3, 0.9 * len(heads)) or (len(round_trip_s) and np.median(early) < np.median(round_trip_s)):
+        return round_trip_s
+    return early
+
+
 def _prefill_sample(record: Record) -> tuple[int | None, float | None]:
     return (prefilled_tokens(record) or record.asked_prompt_tokens), ttft(record)
 
@@ -118,10 +133,11 @@ def _parabola(tokens: Vector) -> Vector:
 
 
 def _without_http(fit: Fit, http_ms: Sequence[float]) -> Estimate:
-    """``a`` less the round trip; one trip drawn for each replicate, since no request has the median's."""
+    """``a`` less the HTTP share, whose own uncertainty is its quartiles: single slow trips are outliers."""
     if not http_ms:
         return fit.coefficient(0)
     drawn = np.random.default_rng(1).choice(http_ms, len(fit.replicates))
+    drawn = np.clip(drawn, *np.percentile(http_ms, [25, 75]))
     value = max(float(fit.coefficients[0]) - float(np.median(http_ms)), 0.0)
     found = interval(value, fit.replicates[:, 0] - drawn, float(fit.widening[0]))
     return Estimate(value, max(found.low, 0.0), max(found.high, 0.0))

@@ -20,7 +20,7 @@ from biphase.analysis.latency import (
     tpot,
     ttft,
 )
-from biphase.analysis.laws import DecodeLaw, PrefillLaw, fit_decode, fit_prefill
+from biphase.analysis.laws import DecodeLaw, PrefillLaw, fit_decode, fit_prefill, http_share
 from biphase.analysis.verdicts import Verdict, faster_than_floor, foreign_traffic, verdicts
 from biphase.client.record import LeftOut, Record, RunFacts
 from biphase.roofline.architecture import Architecture
@@ -124,7 +124,7 @@ def analyse(facts: RunFacts, records: Sequence[Record], hardware: Hardware | Non
     good = [r for r in records if not r.warmup and r.error is None]
     alone = [r for r in good if r.concurrency == 1]
     rows = tuple(_row(length, [r for r in alone if r.asked_prompt_tokens == length]) for length in _lengths(alone))
-    laws = fit_prefill(alone, facts.http_round_trip_s), fit_decode(_not_probes(good))
+    laws = fit_prefill(alone, http_share(alone, facts.http_round_trip_s)), fit_decode(_not_probes(good))
     generated = sum(r.completion_tokens or 0 for r in records)
     comparison = hardware.compare(*laws, [row.prompt_tokens for row in rows]) if hardware else None
     foreign = foreign_traffic(facts.foreign_tokens, generated, facts.busy_before)

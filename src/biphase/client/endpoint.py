@@ -1,5 +1,6 @@
 """Where an OpenAI-compatible API is: its base addresses, one HTTP session, its list of models."""
 
+import asyncio
 import re
 import ssl
 import time
@@ -38,8 +39,10 @@ class Access:
         try:
             context = ssl.create_default_context()
             context.load_verify_locations(self.ca)
-        except (OSError, ssl.SSLError) as error:
-            raise BadInput(f"--ca {self.ca}: {error.strerror or 'no certificate in PEM form'}") from error
+        except ssl.SSLError as error:
+            raise BadInput(f"--ca {self.ca}: no certificate in PEM form") from error
+        except OSError as error:
+            raise BadInput(f"--ca {self.ca}: {error.strerror}") from error
         return context
 
 
@@ -203,11 +206,15 @@ def _meta(entry: Mapping[str, object], key: str) -> int | None:
 
 
 ROUND_TRIPS = 10
+IDLE_S = 0.03  # as between requests of a measurement: what is asked at once again answers from warm caches
 
 
 async def round_trip(session: aiohttp.ClientSession, api: Api) -> tuple[str, list[float]]:
     """The path of the cheapest GET this server answers, and the seconds of several of them on an open connection."""
     health = await ask(session, f"{api.root}/health")
     url = f"{api.root}/health" if health.status == 200 else f"{api.base}/models"
-    times = [(await ask(session, url)).seconds for _ in range(ROUND_TRIPS + 1)]
+    times = []
+    for _ in range(ROUND_TRIPS + 1):
+        await asyncio.sleep(IDLE_S)
+        times.append((await ask(session, url)).seconds)
     return urlsplit(url).path, times[1:]
