@@ -44,6 +44,7 @@ RESULT = ProfileResult(
     decode_law=None,
     chunked_prefill=None,
     comparison=None,
+    vllm_bench={},
 )
 
 

@@ -59,9 +59,14 @@ def test_numbers_have_three_digits(value: float, text: str) -> None:
 
 def test_json_has_the_keys_of_vllms_bench_beside_its_own() -> None:
     found = json.loads(json_bytes(sample_profile()))
-    assert found["median_ttft_ms"] == found["rows"][-1]["ttft_ms"]["median"]
-    assert found["median_itl_ms"] == found["itl_ms"]["median"]
-    assert found["p99_itl_ms"] == found["itl_ms"]["p99"]
+    assert found["median_ttft_ms"] == pytest.approx(found["rows"][2]["ttft_ms"]["median"])  # of 25, five a length
+    assert found["median_itl_ms"] == pytest.approx(found["itl_ms"]["median"])
+    assert found["p99_itl_ms"] == pytest.approx(found["itl_ms"]["p99"])
+    assert found["mean_tpot_ms"] == pytest.approx(8.6, abs=0.1)
+    assert found["total_input_tokens"] == 5 * (1 + 16 + 128 + 512 + 2048)
+    assert found["total_output_tokens"] == 25 * 32
+    assert found["output_throughput"] == pytest.approx(800 / found["duration"])
+    assert "vllm_bench" not in found
     assert found["model_id"] == found["model"] == "scripted <model>"
     assert found["completed"] == 25
     assert found["prefill_law"]["b_ms_per_token"]["low"] <= 0.1 <= found["prefill_law"]["b_ms_per_token"]["high"]

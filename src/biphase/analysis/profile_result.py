@@ -22,6 +22,7 @@ from biphase.analysis.latency import (
 )
 from biphase.analysis.laws import DecodeLaw, PrefillLaw, fit_decode, fit_prefill, http_share
 from biphase.analysis.verdicts import Verdict, faster_than_floor, foreign_traffic, verdicts
+from biphase.analysis.vllm_keys import vllm_keys
 from biphase.client.record import LeftOut, Record, RunFacts
 from biphase.roofline.architecture import Architecture
 from biphase.roofline.hardware import Device
@@ -80,7 +81,10 @@ class ChunkedPrefill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProfileResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A profile; the JSON of ``biphase profile --json`` is this type, with units in the names of the keys."""
+    """A profile; the JSON of ``biphase profile --json`` is this type, with units in the names of the keys.
+
+    ``vllm_bench`` holds vLLM's keys; in the JSON they stand at the top level.
+    """
 
     biphase: str
     command: str
@@ -103,6 +107,7 @@ class ProfileResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     client_lag_ms: float
     notes: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
+    vllm_bench: dict[str, float | int | str]
     error: str | None = None
 
 
@@ -151,6 +156,7 @@ def analyse(facts: RunFacts, records: Sequence[Record], hardware: Hardware | Non
         client_lag_ms=1e3 * max((r.client_lag for r in alone), default=0.0),
         notes=facts.notes,
         verdicts=(*filter(None, (foreign, beaten)), *verdicts(alone, facts.own_tokens)),
+        vllm_bench=dict(vllm_keys(alone, facts.model, facts.started)),
         error=facts.error,
     )
 

@@ -1,6 +1,6 @@
 """A profile as files for others: JSON with units in its keys and vLLM's bench keys beside them, and Markdown."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import msgspec
 
@@ -13,33 +13,9 @@ from biphase.report.words import plain_words
 
 def json_bytes(result: ProfileResult) -> bytes:
     """The result, and at its top level the keys of ``vllm bench serve`` that a profile has a value for."""
-    content = {**msgspec.to_builtins(result), **vllm_keys(result)}
+    content = msgspec.to_builtins(result)
+    content |= content.pop("vllm_bench")
     return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
-
-
-def vllm_keys(result: ProfileResult) -> Mapping[str, object]:
-    """Keys and units (ms) of vLLM's ``--save-result``: medians over all requests sent one at a time.
-
-    ``*_ttft_ms`` are those of the longest prompt; ``*_itl_ms`` and ``*_tpot_ms`` those of all.
-    """
-    longest = result.rows[-1] if result.rows else None
-    paces = [row.decode_ms_per_token for row in result.rows if row.decode_ms_per_token is not None]
-    found: dict[str, object] = {
-        "backend": "openai",
-        "endpoint_type": "openai",
-        "model_id": result.model,
-        "tokenizer_id": result.model,
-        "max_concurrency": 1,
-        "completed": sum(row.requests for row in result.rows),
-        "date": result.started,
-    }
-    if longest is not None:
-        found |= {"median_ttft_ms": longest.ttft_ms.median}
-    if paces:
-        found |= {"median_tpot_ms": sorted(p.median for p in paces)[len(paces) // 2]}
-    if result.itl_ms is not None:
-        found |= {"median_itl_ms": result.itl_ms.median, "p99_itl_ms": result.itl_ms.p99}
-    return found
 
 
 def markdown(result: ProfileResult) -> str:
