@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from biphase.engine.grammar import Grammars, json_grammar
+from biphase.engine.grammar import Grammars, json_grammar, vocabulary_of
 from biphase.engine.sampling import choose
 from biphase.engine.text import Text, load_text
 from biphase.errors import BadInput
@@ -33,7 +33,9 @@ def text() -> Text:
 
 @pytest.fixture(scope="module")
 def grammars(text: Text) -> Grammars:
-    return Grammars(lambda: text, text.vocab_size)
+    vocabulary = vocabulary_of(text)
+    assert vocabulary is not None
+    return Grammars(vocabulary, text.vocab_size)
 
 
 def request(name: str, grammar: str, seed: int = 0, temperature: float = 1.0) -> Request:

@@ -9,10 +9,23 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tokenizers import Tokenizer, models
 
-from biphase.engine.messages import Abort, Fatal, Output, Ready, Step, Submit, decode_to_server, pack, read_frame
+from biphase.engine.grammar import json_grammar
+from biphase.engine.messages import (
+    Abort,
+    Fatal,
+    Output,
+    Ready,
+    Step,
+    Submit,
+    Vocabulary,
+    decode_to_server,
+    pack,
+    read_frame,
+)
 from biphase.engine.options import EngineOptions
-from biphase.scheduling.request import SamplingParams
+from biphase.scheduling.request import LogitRules, SamplingParams
 from tests.engine.test_families import GOLDEN
 
 SHAPE = GOLDEN["cases"][0]["config"]
@@ -78,6 +91,25 @@ def test_ready_run_refuse_abort(engine: EngineProcess) -> None:
     engine.sock.sendall(request("gone", (1, 2), 200) + pack(Abort("gone")) + pack(Abort("nobody")))
     engine.sock.sendall(request("b", (1, 2, 3), 5))
     assert [o.tokens for o in engine.outputs("b")] == [o.tokens for o in outputs]
+
+
+def test_a_vocabulary_lets_requests_be_held_to_a_grammar(engine: EngineProcess) -> None:
+    """128 tokens, the ASCII characters; 0 ends. Random weights would hardly write JSON by themselves."""
+    assert isinstance(engine.receive(), Ready)
+    schema = {"type": "object", "properties": {"a": {"enum": [True, 17]}}, "required": ["a"]}
+    rules = LogitRules(grammar=json_grammar({**schema, "additionalProperties": False}))
+    asked = Submit("r", (1, 2, 3), 120, frozenset({0}), SamplingParams(0.0, rules=rules))
+    engine.sock.sendall(pack(asked))
+    (refused,) = engine.outputs("r")
+    assert refused.error is not None
+    assert "no vocabulary" in refused.error
+    tokens = tuple(bytes([code]) for code in range(128))
+    tokenizer = Tokenizer(models.BPE(vocab={chr(code): code for code in range(128)}, merges=[])).to_str()
+    engine.sock.sendall(pack(Vocabulary(tokenizer, (b"", *tokens[1:]), (0,), (0,))) + pack(asked))
+    outputs = engine.outputs("r")
+    written = bytes(token for output in outputs for token in output.tokens if token != 0)
+    assert outputs[-1].finish_reason == "stop"
+    assert json.loads(written)["a"] in (True, 17)
 
 
 def test_a_model_that_is_not_there_is_one_fatal_line(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from biphase.engine import messages
-from biphase.engine.messages import Abort, Fatal, Output, Ready, Step, Submit
+from biphase.engine.messages import Fatal, Output, Ready, Step, Submit, ToEngine, Vocabulary
 from biphase.scheduling.request import TokenLogprobs
 
 
@@ -111,7 +111,9 @@ class Engine:
             self._take(messages.decode_to_engine(self.buffer[header.size : header.size + size]))
             self.buffer = self.buffer[header.size + size :]
 
-    def _take(self, message: Submit | Abort) -> None:
+    def _take(self, message: ToEngine) -> None:
+        if isinstance(message, Vocabulary):
+            return
         os.write(self.log, msgspec.json.encode(message) + b"\n")
         if isinstance(message, Submit) and self.script.refuse is not None:
             self.send(Step((self._refusal(message.id),), 0.0, 0, 0, 0, 0, 0.0))

@@ -10,13 +10,10 @@ import torch
 from biphase.engine import kv_cache
 from biphase.engine.config import ModelConfig
 from biphase.engine.engine import Engine
-from biphase.engine.grammar import Grammars
 from biphase.engine.loading import load
 from biphase.engine.messages import Ready
 from biphase.engine.model import Model
 from biphase.engine.options import EngineOptions
-from biphase.engine.sources import resolve
-from biphase.engine.text import load_text
 from biphase.engine.trace import Trace
 from biphase.errors import BadInput
 from biphase.scheduling.config import SchedulerConfig
@@ -39,7 +36,6 @@ def build(options: EngineOptions, progress: Callable[[str], None] = lambda _: No
     cache = kv_cache.allocate(model_config, config.num_blocks, BLOCK_SIZE, dtype)
     trace = Trace(Path(options.trace)) if options.trace else None
     engine = Engine(Model(model_config, weights, cache), config, trace)
-    engine.runner.grammars = Grammars(lambda: load_text(resolve(options.model)), model_config.vocab_size)
     progress("compiling kernels (kept for the next start)")
     warm_up(engine)
     ready = Ready(

@@ -5,7 +5,8 @@ from itertools import cycle
 from time import perf_counter
 from typing import Literal
 
-from biphase.engine.messages import Output, Step, Submit
+from biphase.engine.grammar import Grammars
+from biphase.engine.messages import Output, Step, Submit, Vocabulary
 from biphase.engine.model import Model
 from biphase.engine.runner import Runner
 from biphase.engine.trace import Trace
@@ -43,6 +44,10 @@ class Engine:
         except ValueError as error:
             return self._refuse(m.id, str(error), "rejected")
         return None
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """Be able to hold requests to a grammar over these tokens."""
+        self.runner.grammars = Grammars(vocabulary, self.runner.model.config.vocab_size)
 
     def abort(self, request_id: str) -> None:
         self.scheduler.abort(request_id)

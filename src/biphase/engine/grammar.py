@@ -4,14 +4,16 @@ The server turns a ``response_format`` into a grammar and refuses one that canno
 tokens that would leave the grammar.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import llguidance
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
+from biphase.engine.messages import Vocabulary
 from biphase.engine.text import Text
 from biphase.errors import BadInput
 from biphase.scheduling.request import Request
@@ -39,28 +41,35 @@ def json_grammar(schema: Mapping[str, Any] | bool) -> str:
     return grammar
 
 
+def vocabulary_of(text: Text) -> Vocabulary | None:
+    """What the engine's process needs of the server's tokenizer; None for a model that cannot be held to a grammar."""
+    if text.vocabulary is None or not text.eos_ids:
+        return None
+    tokens = tuple(text.table[token] for token in range(text.vocab_size))
+    return Vocabulary(
+        text.vocabulary.tokenizer.to_str(), tokens, tuple(sorted(text.vocabulary.control)), tuple(sorted(text.eos_ids))
+    )
+
+
 class _Tokens:
-    """A model's vocabulary as llguidance reads it."""
+    """A vocabulary as llguidance reads it. Where the grammar leaves one text only, it asks how that is tokenized."""
 
-    def __init__(self, text: Text) -> None:
-        if text.vocabulary is None:
-            raise GrammarError("this model came without a tokenizer, which a response_format needs")
-        self._vocabulary = text.vocabulary
-        self.tokens = [text.table[token] for token in range(text.vocab_size)]
-        self.special_token_ids = sorted(text.vocabulary.control)
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._tokenizer = Tokenizer.from_str(vocabulary.tokenizer)
+        self.tokens = vocabulary.tokens
+        self.special_token_ids = vocabulary.control
         self.bos_token_id = None
-        self.eos_token_id = min(text.eos_ids, default=None)
+        self.eos_token_id = vocabulary.eos[0]
 
-    def __call__(self, text: bytes | str) -> list[int]:
-        return self._vocabulary.encode(text if isinstance(text, str) else text.decode(), special=False)
+    def __call__(self, text: bytes) -> list[int]:
+        return list(self._tokenizer.encode(text.decode(), add_special_tokens=False).ids)
 
 
-def _tokenizer(text: Text, vocab_size: int) -> llguidance.LLTokenizer:
-    if not text.eos_ids:
-        raise GrammarError("this model names no end of sequence, which a response_format needs")
-    wrapped = llguidance.TokenizerWrapper(_Tokens(text))
+def _tokenizer(vocabulary: Vocabulary, vocab_size: int) -> llguidance.LLTokenizer:
     # more rows of logits than tokens is common (padding); the rows beyond are never allowed
-    return llguidance.LLTokenizer(wrapped, n_vocab=max(vocab_size, text.vocab_size), eos_token=sorted(text.eos_ids))
+    size = max(vocab_size, len(vocabulary.tokens))
+    wrapped = llguidance.TokenizerWrapper(_Tokens(vocabulary))
+    return llguidance.LLTokenizer(wrapped, n_vocab=size, eos_token=list(vocabulary.eos))
 
 
 @dataclass(slots=True)
@@ -72,14 +81,14 @@ class _Matching:
 
 
 class Grammars:
-    """The matchers of the running requests. The tokenizer is loaded for the first of them, which takes a second.
+    """The matchers of the running requests. ``vocab_size`` is the number of logits; 50,000 tokens take 0.3 s.
 
     A matcher has read what the output holds, so a preempted request goes on where it was.
     """
 
-    def __init__(self, load: Callable[[], Text], vocab_size: int) -> None:
-        self._load, self._vocab_size = load, vocab_size
-        self._tokenizer: llguidance.LLTokenizer | None = None
+    def __init__(self, vocabulary: Vocabulary, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._tokenizer = _tokenizer(vocabulary, vocab_size)
         self._matching: dict[str, _Matching] = {}
 
     def allowed(self, request: Request, grammar: str) -> NDArray[np.bool_]:
@@ -101,8 +110,6 @@ class Grammars:
             self._matching.pop(request_id, None)
 
     def _start(self, request_id: str, grammar: str) -> _Matching:
-        if self._tokenizer is None:
-            self._tokenizer = _tokenizer(self._load(), self._vocab_size)
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise GrammarError(f"the response_format cannot be used: {_reason(matcher)}")

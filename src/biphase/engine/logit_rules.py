@@ -33,7 +33,7 @@ def apply_rules(row: Tensor, request: Request, rules: LogitRules, grammars: Gram
 
 def _keep_to_grammar(row: Tensor, request: Request, grammar: str, grammars: Grammars | None) -> None:
     if grammars is None:
-        raise GrammarError("this engine was set up without a tokenizer, which a response_format needs")
+        raise GrammarError("the engine was given no vocabulary, which a response_format needs")
     row[torch.from_numpy(~grammars.allowed(request, grammar))] = BANNED
     if not bool(torch.isfinite(row.max())):
         raise GrammarError("the response_format leaves no token to choose")

@@ -27,6 +27,16 @@ class Submit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     priority: int = 0
 
 
+class Vocabulary(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """Server to engine, once, before any request with a grammar: the tokenizer as the text of a tokenizer.json, the
+    bytes of each token id (control tokens have none), which ids are control tokens, and the ends of sequence."""
+
+    tokenizer: str
+    tokens: tuple[bytes, ...]
+    control: tuple[int, ...]
+    eos: tuple[int, ...]
+
+
 class Abort(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """Server to engine: the client went away or a stop string matched. Idempotent, valid in every state."""
 
@@ -93,7 +103,7 @@ class Step(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     cache_hits: int = 0
 
 
-ToEngine = Submit | Abort
+ToEngine = Vocabulary | Submit | Abort
 ToServer = Ready | Fatal | Step
 
 encode = msgspec.msgpack.Encoder().encode

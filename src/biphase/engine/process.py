@@ -9,12 +9,16 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from biphase.engine.messages import HEADER, Abort, Fatal, Submit, ToServer, decode_to_engine, pack
+from biphase.engine.messages import HEADER, Abort, Fatal, Step, Submit, ToEngine, ToServer, decode_to_engine, pack
 from biphase.engine.options import EngineOptions
 from biphase.errors import BiphaseError
+
+if TYPE_CHECKING:
+    from biphase.engine.engine import Engine
 
 
 class Connection:
@@ -27,7 +31,7 @@ class Connection:
     def send(self, message: ToServer) -> None:
         self._sock.sendall(pack(message))
 
-    def receive(self, wait: bool) -> list[Submit | Abort]:
+    def receive(self, wait: bool) -> list[ToEngine]:
         """The messages that have arrived; with ``wait`` at least one. Raises ``EOFError`` when the server has gone."""
         while True:
             if wait or select.select([self._sock], [], [], 0)[0]:
@@ -39,7 +43,7 @@ class Connection:
             if messages or not wait:
                 return messages
 
-    def _frames(self) -> Iterator[Submit | Abort]:
+    def _frames(self) -> Iterator[ToEngine]:
         start = 0
         while len(self._buffer) - start >= HEADER.size:
             (size,) = HEADER.unpack_from(self._buffer, start)
@@ -96,14 +100,22 @@ def serve(connection: Connection, options: EngineOptions) -> None:
     connection.send(ready)
     while True:
         for message in connection.receive(wait=not engine.has_work):
-            if isinstance(message, Abort):
-                engine.abort(message.id)
-                continue
-            refusal = engine.submit(message)
+            refusal = take(engine, message)
             if refusal is not None:
                 connection.send(refusal)
         if engine.has_work:
             connection.send(engine.step())
+
+
+def take(engine: "Engine", message: ToEngine) -> Step | None:
+    """Do what the server asks; a step that says why, when that is a request that cannot run."""
+    if isinstance(message, Submit):
+        return engine.submit(message)
+    if isinstance(message, Abort):
+        engine.abort(message.id)
+    else:
+        engine.learn(message)
+    return None
 
 
 if __name__ == "__main__":

@@ -17,7 +17,19 @@ from typing import Self
 
 import msgspec
 
-from biphase.engine.messages import HEADER, Abort, Fatal, Output, Ready, Step, Submit, decode_to_server, pack
+from biphase.engine.messages import (
+    HEADER,
+    Abort,
+    Fatal,
+    Output,
+    Ready,
+    Step,
+    Submit,
+    ToEngine,
+    Vocabulary,
+    decode_to_server,
+    pack,
+)
 from biphase.engine.options import EngineOptions
 from biphase.errors import BadInput, BiphaseError, RunFailed
 from biphase.scheduling.request import FinishReason
@@ -125,6 +137,10 @@ class EngineClient:
                 self._send(submit)
         return outputs
 
+    def teach(self, vocabulary: Vocabulary) -> None:
+        """Give the engine the model's tokens, which it needs for grammars."""
+        self._send(vocabulary)
+
     def abort(self, request_id: str) -> None:
         """Forget a request and free it in the engine, in whatever state it is; one that has ended is left alone."""
         if self._open.pop(request_id, None) is not None:
@@ -162,7 +178,7 @@ class EngineClient:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
 
-    def _send(self, message: Submit | Abort) -> None:
+    def _send(self, message: ToEngine) -> None:
         if not self._writer.is_closing():
             self._writer.write(pack(message))
 

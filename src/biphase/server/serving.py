@@ -17,7 +17,8 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
-from biphase.engine.messages import Ready
+from biphase.engine.grammar import vocabulary_of
+from biphase.engine.messages import Ready, Vocabulary
 from biphase.engine.options import EngineOptions
 from biphase.engine.text import Text, load_text
 from biphase.errors import BadInput, RunFailed
@@ -145,15 +146,22 @@ async def _serve(settings: ServeSettings, announce: Callable[[Started], None]) -
     metrics = Metrics(settings.model_name)
     engine = await EngineClient.start(settings.engine_options, metrics, settings.engine_command)
     try:
-        text = await asyncio.to_thread(load_text, settings.path)
+        text, vocabulary = await asyncio.to_thread(_load_text, settings.path)
         await asyncio.wait((engine.ready, stop.first), return_when=asyncio.FIRST_COMPLETED)
         if stop.first.done():
             return stop.first.result().status
+        if vocabulary is not None:
+            engine.teach(vocabulary)
         model = _served_model(settings.model_name, text, engine.ready.result())
         service = Service(model, engine, metrics, int(time.time()), settings.policy)
         return await _serve_http(settings, service, stop, announce)
     finally:
         await engine.close()
+
+
+def _load_text(path: Path) -> tuple[Text, Vocabulary | None]:
+    text = load_text(path)
+    return text, vocabulary_of(text)
 
 
 def _served_model(name: str, text: Text, ready: Ready) -> ServedModel:
