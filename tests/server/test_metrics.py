@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
+import aiohttp
 import pytest
-from calling import get, post, stream
+from calling import get, post, stream, with_client
 from prometheus_client.parser import text_string_to_metric_families
 from running_server import Server, wait_for
 
@@ -168,5 +169,22 @@ def test_a_failure_in_the_engine_is_counted_as_error(launch: Callable[..., Serve
     wait_for(
         lambda: (
             value(samples(get(server.url + "/metrics")[1]), "vllm:request_success_total", finished_reason="error") == 1
+        )
+    )
+
+
+def test_a_client_that_leaves_is_counted_as_abort(launch: Callable[..., Server]) -> None:
+    server = launch(gap=0.02).wait_until_ready()
+
+    async def leave(session: aiohttp.ClientSession) -> None:
+        body = {"prompt": "ab", "max_tokens": 60, "ignore_eos": True, "stream": True}
+        response = await session.post(server.url + "/v1/completions", json=body)
+        await response.content.readline()
+        response.close()
+
+    with_client(leave)
+    wait_for(
+        lambda: (
+            value(samples(get(server.url + "/metrics")[1]), "vllm:request_success_total", finished_reason="abort") == 1
         )
     )
