@@ -132,16 +132,17 @@ def test_a_stretch_holds_no_prefill() -> None:
     first = record(0.9, *[1.0 + 0.01 * i for i in range(11)], *[1.5 + 0.02 * i for i in range(8)])
     second = record(1.10, *[1.5 + 0.02 * i for i in range(8)], prompt=100)
     alone, both = step_samples([first, second])
-    assert (alone.batch, alone.tokens) == (1, 10)
+    assert (alone.batch, alone.tokens) == (1, 9)
     assert alone.seconds == pytest.approx(0.010)
     assert both.batch == 2
     assert both.seconds == pytest.approx(0.020)
-    # 12 tokens are there when the stretch begins, 7 steps follow: the middle attends to 10 + 12 + 3 and 100 + 1 + 3
-    assert both.context_sum == pytest.approx((10 + 12 + 3) + (100 + 1 + 3))
+    # of the first, 12 tokens are there when the stretch begins and 7 follow; of the second, whose first token is left
+    # out, 2 and 6: the middle attends to 10 + 12 + 3 and 100 + 2 + 2.5
+    assert both.context_sum == pytest.approx((10 + 12 + 3) + (100 + 2 + 2.5))
 
 
 def test_several_tokens_a_chunk_are_paced_by_token() -> None:
-    chunks = tuple(Chunk(1.0 + 0.03 * i, 3, "text") for i in range(5))
+    chunks = (Chunk(0.99, 3, "text"), *(Chunk(1.0 + 0.03 * i, 3, "text") for i in range(5)))
     (sample,) = step_samples([Record(id="r", intended=0, sent=0, chunks=chunks, prompt_tokens=7)])
     assert sample.seconds == pytest.approx(0.010)
 

@@ -209,3 +209,15 @@ def test_latencies_are_pooled_and_not_averaged_by_request() -> None:
     assert found.worst_gap == pytest.approx(100)
     assert found.n == 4
     assert pooled_itl([record(1.0)]) is None
+
+
+@pytest.mark.parametrize(("tokenize", "source", "per_chunk"), [(True, "tokenize", 3), (False, "chunks", 1)])
+def test_without_usage_the_servers_tokenizer_counts(tokenize: bool, source: str, per_chunk: int) -> None:
+    """Chunks of three words and no usage: /tokenize counts nine tokens in three chunks; without it one is assumed."""
+    script = {**QUICK, "usage": "none", "tokens_per_chunk": 3, "has_tokenize": tokenize}
+    with scripted(**script) as url:
+        _, records, _ = run(ProfilePlan((8,), tokens=9, repeats=2), url)
+    measured = [r for r in records if not r.warmup]
+    assert [r.completion_tokens_source for r in measured] == [source] * 2
+    assert [[c.tokens for c in r.token_chunks] for r in measured] == [[per_chunk] * 3] * 2
+    assert [r.completion_tokens for r in measured] == [3 * per_chunk] * 2

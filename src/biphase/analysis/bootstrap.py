@@ -4,7 +4,7 @@ A sample of a time ``y`` is explained by ``sum_j x_j coefficient_j``. What is mi
 ``sum ((y - fit) / y)^2`` with Huber's weights, so that a prompt of one token counts as much as one of 8192. The
 intervals come from a wild bootstrap (Wu 1986, Rademacher signs) of residuals divided by 1 - leverage (HC3), which
 allows for noise that grows with the time, widened by Student's t for the
-samples that speak for each constant.
+samples that speak for the least supported constant.
 """
 
 from collections.abc import Callable
@@ -44,17 +44,17 @@ class Fit:
     replicates: Vector
     residuals: Vector
     weights: Vector
-    widening: Vector
+    widening: float
 
     def estimate(self, of: Callable[[Vector], Vector]) -> Estimate:
         """Any function of the coefficients (last axis), with its interval."""
         value = float(of(self.coefficients[None, :])[0])
-        return interval(value, of(self.replicates), float(self.widening.max()))
+        return interval(value, of(self.replicates), self.widening)
 
     def coefficient(self, number: int) -> Estimate:
         """One constant with its interval; none is below zero."""
         value = float(self.coefficients[number])
-        found = interval(value, self.replicates[:, number], float(self.widening[number]))
+        found = interval(value, self.replicates[:, number], self.widening)
         return Estimate(found.value, max(found.low, 0.0), found.high)
 
     @property
@@ -90,20 +90,19 @@ def fit_relative(design: npt.ArrayLike, times: npt.ArrayLike, seed: int = 0) -> 
     return Fit(solution / scale, rows / scale, residuals, weights, _widening(unit, weights))
 
 
-def _widening(unit: Vector, weights: Vector) -> Vector:
-    """How much longer the arms of each constant's interval are than the bootstrap's.
+def _widening(unit: Vector, weights: Vector) -> float:
+    """How much longer the arms of the intervals are than the bootstrap's.
 
-    Student's t over the normal quantile, with the degrees of freedom of that constant alone (Satterthwaite: five
-    samples of the longest prompt may be all that speaks for ``c``); and Huber's variance, which has the share of
-    unclipped residuals where weighted least squares has the mean weight.
+    Student's t over the normal quantile, with the degrees of freedom of the constant that has fewest (Satterthwaite:
+    five samples of the longest prompt may be all that speaks for ``c``, and an error there moves the others too); and
+    Huber's variance, which has the share of unclipped residuals where weighted least squares has the mean weight.
     """
     root = np.sqrt(weights)
     pull = (np.linalg.pinv(unit * root[:, None]) * root) ** 2
     freedom = pull.sum(axis=1) ** 2 / (pull**2).sum(axis=1) - 1
     level = 0.5 + CONFIDENCE / 2
-    student = stats.t.ppf(level, np.maximum(freedom, 1.5)) / stats.norm.ppf(level)
-    arms: Vector = student * weights.mean() / max(float(np.mean(weights == 1.0)), 0.5)
-    return arms
+    student = stats.t.ppf(level, max(float(freedom.min()), 1.5)) / stats.norm.ppf(level)
+    return float(student * weights.mean() / max(float(np.mean(weights == 1.0)), 0.5))
 
 
 def _robust(unit: Vector) -> tuple[Vector, Vector]:

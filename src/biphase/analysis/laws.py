@@ -139,7 +139,7 @@ def _without_http(fit: Fit, http_ms: Sequence[float]) -> Estimate:
     drawn = np.random.default_rng(1).choice(http_ms, len(fit.replicates))
     drawn = np.clip(drawn, *np.percentile(http_ms, [25, 75]))
     value = max(float(fit.coefficients[0]) - float(np.median(http_ms)), 0.0)
-    found = interval(value, fit.replicates[:, 0] - drawn, float(fit.widening[0]))
+    found = interval(value, fit.replicates[:, 0] - drawn, fit.widening)
     return Estimate(value, max(found.low, 0.0), max(found.high, 0.0))
 
 

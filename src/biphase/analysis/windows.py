@@ -56,7 +56,8 @@ def _sample(start: float, end: float, records: Sequence[Record]) -> StepSample |
         chunks = record.token_chunks
         if chunks[0].t >= end or chunks[-1].t <= start:
             continue
-        inside = [chunk for chunk in chunks if start <= chunk.t <= end]
+        # the first token comes with the response's first bytes, by a way of its own: a gap after it is too short
+        inside = [chunk for chunk in chunks[1:] if start <= chunk.t <= end]
         got = sum(chunk.tokens for chunk in inside[1:])
         if got < FEWEST_TOKENS:
             return None

@@ -96,43 +96,46 @@ def _validation_text(item: object) -> str:
 
 
 class Arrival(NamedTuple):
-    """One event as it came: its stamp, what it carries, the length of its text, the server's running count if any."""
+    """One event as it came: its stamp, what it carries, the length of its text, the server's running count if any, and
+    the text itself."""
 
     t: float
     kind: ChunkKind
     size: int
     counted: int | None
     final: bool
+    text: str = ""
 
 
 def arrival(t: float, payload: Payload) -> Arrival:
     """Name what an event carries; ``size`` is 0 when it carries no generated text, ``final`` with a finish reason."""
     choice = payload.choices[0] if payload.choices else None
-    kind, size = _content(choice) if choice else ("usage", 0)
+    kind, text = _content(choice) if choice else ("usage", "")
     counted = payload.usage.completion_tokens if payload.usage else None
-    return Arrival(t, kind, size, counted, final=choice is not None and choice.finish_reason is not None)
+    final = choice is not None and choice.finish_reason is not None
+    return Arrival(t, kind, len(text), counted, final, text)
 
 
-def _content(choice: _Choice) -> tuple[ChunkKind, int]:
+def _content(choice: _Choice) -> tuple[ChunkKind, str]:
     if choice.delta is None:
-        return "text", _size(choice.text)
+        return "text", _text(choice.text)
     delta = choice.delta
-    if size := _size(delta.reasoning_content) or _size(delta.reasoning):
-        return "reasoning", size
-    if size := _size(delta.content) or _size(delta.refusal):
-        return "text", size
-    if size := _size(delta.tool_calls) or _size(delta.function_call):
-        return "tool", size
-    return ("text" if delta.role is None or choice.finish_reason else "role"), 0
+    if text := _text(delta.reasoning_content) or _text(delta.reasoning):
+        return "reasoning", text
+    if text := _text(delta.content) or _text(delta.refusal):
+        return "text", text
+    if text := _text(delta.tool_calls) or _text(delta.function_call):
+        return "tool", text
+    return ("text" if delta.role is None or choice.finish_reason else "role"), ""
 
 
-def _size(value: object) -> int:
-    """Length of the text in a string or in anything nested around strings."""
+def _text(value: object) -> str:
+    """The text in a string or in anything nested around strings."""
     if isinstance(value, str):
-        return len(value)
+        return value
     if isinstance(value, dict):
-        return sum(_size(inner) for key, inner in value.items() if key not in ("type", "id"))
-    return sum(map(_size, value)) if isinstance(value, list) else 0
+        return "".join(_text(inner) for key, inner in value.items() if key not in ("type", "id"))
+    return "".join(map(_text, value)) if isinstance(value, list) else ""
 
 
 def count_tokens(arrivals: Sequence[Arrival]) -> tuple[tuple[Chunk, ...], int | None, CountSource]:

@@ -35,6 +35,14 @@ class Target:
     round_trip_s: list[float]
     notes: tuple[str, ...]
     """What was chosen for this server and why, one sentence each."""
+    tokenizer: Tokenizer | None = None
+
+    async def counted(self, answer: Answer) -> Record:
+        """The record; where the server counted nothing, its own /tokenize does, after the stream has ended."""
+        if answer.record.completion_tokens_source != "chunks" or self.tokenizer is None:
+            return answer.record
+        ids = await self.tokenizer.ids(answer.text)
+        return answer.recounted(len(ids)) if ids else answer.record
 
 
 @asynccontextmanager
@@ -48,7 +56,7 @@ async def open_target(url: str, model: str | None, access: Access) -> AsyncItera
         prompts, how = await _prompts(session, dialect, answer.record, ids, where)
         path, times = await round_trip(session, api)
         notes = (how, *_dropped(dialect))
-        yield Target(session, api, dialect, prompts, path, times, notes)
+        yield Target(session, api, dialect, prompts, path, times, notes, tokenizer)
 
 
 async def _ordinary_ids(tokenizer: Tokenizer | None, vocab_size: int | None) -> tuple[list[int], str]:

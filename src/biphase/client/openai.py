@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,10 +11,10 @@ import msgspec
 from msgspec.structs import replace
 
 from biphase.client import clock
-from biphase.client.chunks import count_tokens
+from biphase.client.chunks import Arrival, count_tokens, spread
 from biphase.client.endpoint import Wire
 from biphase.client.failures import explain_status, explain_transport
-from biphase.client.record import CountSource, Record
+from biphase.client.record import Chunk, CountSource, Record
 from biphase.client.transcript import Transcript
 
 _JSON = {"Content-Type": "application/json"}
@@ -70,11 +71,25 @@ def make_call(
 
 @dataclass
 class Answer:
-    """A record and, for a refusal, the body and the wait the server asks for (seconds)."""
+    """A record, the events it was made of and, for a refusal, the body and the wait the server asks for (seconds)."""
 
     record: Record
     body: bytes = b""
     retry_after: float | None = None
+    arrivals: Sequence[Arrival] = ()
+
+    @property
+    def text(self) -> str:
+        """All that was generated."""
+        return "".join(arrival.text for arrival in self.arrivals)
+
+    def recounted(self, tokens: int) -> Record:
+        """The record with a tokenizer's count of its text, spread over the chunks where it is not one for each."""
+        sizes = [arrival.size for arrival in self.arrivals]
+        each = [int(size > 0) for size in sizes]
+        counts = each if sum(each) == tokens else spread(tokens, sizes)
+        chunks = tuple(Chunk(a.t, n, a.kind) for a, n in zip(self.arrivals, counts, strict=True))
+        return replace(self.record, chunks=chunks, completion_tokens=tokens, completion_tokens_source="tokenize")
 
 
 async def request(session: aiohttp.ClientSession, call: Call, intended: float | None = None) -> Answer:
@@ -102,7 +117,7 @@ async def _attempt(session: aiohttp.ClientSession, call: Call, intended: float) 
     except (TimeoutError, aiohttp.ClientError) as error:
         stream.error = explain_transport(error, call.url)
     record = replace(_end(call, stream, record), client_lag=wire.lag)
-    return Answer(record), wire.reused and record.status is None
+    return Answer(record, arrivals=stream.arrivals), wire.reused and record.status is None
 
 
 def _begin(call: Call, intended: float) -> Record:

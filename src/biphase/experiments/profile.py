@@ -26,6 +26,7 @@ BATCHES = (2, 4, 8)
 SHORT_CONTEXT, LONG_CONTEXT = 16, 512
 """Prompts of the streams that decode together, in tokens: attention costs little in one and shows in the other."""
 STEPS_TOGETHER = 24
+TOGETHER_REPEATS = 2
 MOST_TOKENS_TOGETHER = 384
 SETTLE_S = 0.25  # engines count a step's tokens a moment after they send them
 SETTLES = 4
@@ -36,7 +37,7 @@ class ProfilePlan:
     """Prompt lengths in tokens, tokens to generate, requests for each length.
 
     ``batches``: streams that decode together for the law over the batch; none is measured without. ``full``: also
-    with long contexts, twice each, and a probe of chunked prefill.
+    with long contexts, and a probe of chunked prefill.
     """
 
     lengths: tuple[int, ...]
@@ -196,7 +197,8 @@ class Profile:
         return make_call(self.target.dialect, id, prompt.content, length, tokens, warmup)
 
     async def _send(self, call: Call, concurrency: int = 1) -> Record:
-        record = replace((await patient(self.target.session, call)).record, concurrency=concurrency)
+        answer = await patient(self.target.session, call)
+        record = replace(await self.target.counted(answer), concurrency=concurrency)
         self._keep(record)
         self.sent.append(record)
         return record
@@ -212,8 +214,7 @@ class Profile:
         """(streams, prompt tokens) to decode together."""
         short = max(SHORT_CONTEXT, self.target.prompts.shortest)
         contexts = (short, LONG_CONTEXT) if self.plan.full else (short,)
-        repeats = 2 if self.plan.full else 1
-        cells = [(batch, context) for batch in self.plan.batches for context in contexts] * repeats
+        cells = [(batch, context) for batch in self.plan.batches for context in contexts] * TOGETHER_REPEATS
         limit = self.target.api.max_model_len
         fitting = [(b, c) for b, c in cells if limit is None or c + self._tokens_together(b, c) <= limit]
         random.shuffle(fitting)

@@ -142,7 +142,7 @@ def _decode(result: ProfileResult) -> Iterator[str]:
                 )
             )
         axes = Axes("context of each stream, tokens", "ms a token")
-        caption = "A stream gets one token a step; lines are the fitted law, at the smallest and the largest batch."
+        caption = "A stream gets one token a step; lines are the fitted law, also where not measured."
         yield _figure("Decode: ITL over context", plot("ITL over context", axes, series), caption)
     if law is not None and law.w_ms_per_sequence is not None:
         yield _decode_by_batch(law)

@@ -118,5 +118,5 @@ def _batching(law: DecodeLaw | None, context: int) -> str | None:
     one, many = 1e3 / law.ms(1, context), most * 1e3 / law.ms(most, context)
     return (
         f"What would help most: more requests at a time; {most} streams get {number(many)} tokens/s together, "
-        f"one alone {number(one)}."
+        f"one alone {number(one)} (by the fitted law)."
     )
