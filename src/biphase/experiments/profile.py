@@ -26,8 +26,7 @@ BATCHES = (2, 4, 8)
 SHORT_CONTEXT, LONG_CONTEXT = 16, 512
 """Prompts of the streams that decode together, in tokens: attention costs little in one and shows in the other."""
 STEPS_TOGETHER = 24
-TOGETHER_REPEATS = 2
-MOST_TOKENS_TOGETHER = 384
+MOST_TOKENS_TOGETHER, MOST_TOKENS_BRIEFLY = 384, 48  # of a stream, with --full and without
 SETTLE_S = 0.25  # engines count a step's tokens a moment after they send them
 SETTLES = 4
 
@@ -37,7 +36,7 @@ class ProfilePlan:
     """Prompt lengths in tokens, tokens to generate, requests for each length.
 
     ``batches``: streams that decode together for the law over the batch; none is measured without. ``full``: also
-    with long contexts, and a probe of chunked prefill.
+    with long contexts, twice each, and a probe of chunked prefill.
     """
 
     lengths: tuple[int, ...]
@@ -214,7 +213,8 @@ class Profile:
         """(streams, prompt tokens) to decode together."""
         short = max(SHORT_CONTEXT, self.target.prompts.shortest)
         contexts = (short, LONG_CONTEXT) if self.plan.full else (short,)
-        cells = [(batch, context) for batch in self.plan.batches for context in contexts] * TOGETHER_REPEATS
+        cells = [(batch, context) for batch in self.plan.batches for context in contexts]
+        cells *= 2 if self.plan.full else 1
         limit = self.target.api.max_model_len
         fitting = [(b, c) for b, c in cells if limit is None or c + self._tokens_together(b, c) <= limit]
         random.shuffle(fitting)
@@ -235,7 +235,8 @@ class Profile:
         near = [r for r in self.records if (r.asked_prompt_tokens or 0) >= context]
         first, pace = spread(map(ttft, near)), spread(map(tpot, self.records))
         waits = (batch - 1) * first.min / pace.median if first and pace and pace.median else 0.0
-        return min(STEPS_TOGETHER + round(waits), MOST_TOKENS_TOGETHER)
+        most = MOST_TOKENS_TOGETHER if self.plan.full else MOST_TOKENS_BRIEFLY
+        return min(STEPS_TOGETHER + round(waits), most)
 
     async def _probe_chunks(self, longest: int) -> None:
         """One stream decodes and watches while the longest prompt is prefilled beside it."""
