@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from biphase.cli.outputs import check_writable, write_output
+
 if TYPE_CHECKING:
     from biphase.roofline.fitting import Calibration
 
@@ -34,6 +36,8 @@ def calibrate(
     path = output or local_file()
     if path.suffix != ".toml":
         raise BadInput(f"--output {path} must end in .toml; `biphase roofline --gpu {path.stem}.toml` then reads it")
+    check_writable(output)
+    check_writable(json_file)
     before = _previous(path)
     with display() as shown:
         found = measure(device, shown.step)
@@ -59,11 +63,6 @@ def _write_json(found: "Calibration", path: Path) -> None:
 
     import msgspec
 
-    from biphase.errors import RunFailed
-
     renamed = {"memory_bytes": "memory_bytes", "bandwidth": "bandwidth_bytes_per_s", "seconds": "took_s"}
     content = {renamed.get(key, key): value for key, value in asdict(found).items()}
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
-    except OSError as error:
-        raise RunFailed(f"cannot write {path}: {error.strerror or error}") from error
+    write_output(path, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")

@@ -25,7 +25,7 @@ def compare(
 ) -> None:
     """Set two profiles side by side: better, worse, or no difference beyond the noise."""
     from biphase.analysis.comparing import differences, read_profile, worse_than
-    from biphase.cli.profile_options import check_writable
+    from biphase.cli.outputs import check_writable, write_output
     from biphase.report.comparing_table import print_comparison
 
     limit = _fraction(fail_if_worse) if fail_if_worse is not None else None
@@ -36,7 +36,7 @@ def compare(
     if json is not None:
         import msgspec
 
-        json.write_bytes(msgspec.json.format(msgspec.json.encode({"differences": found}), indent=2) + b"\n")
+        write_output(json, msgspec.json.format(msgspec.json.encode({"differences": found}), indent=2) + b"\n")
     slower = worse_than(found, limit) if limit is not None else []
     if slower:
         named = ", ".join(f"{d.name} of {d.prompt_tokens} tokens x {d.ratio:.2f}" for d in slower)

@@ -1,17 +1,19 @@
 """The ``biphase`` command: one file a command, loaded only when it runs, so that ``--help`` answers at once."""
 
 import sys
+from typing import NoReturn
 
 import typer
+from typer.exceptions import TyperException
 
 from biphase import __version__
 from biphase.cli import calibrate, compare, profile, roofline, serve
-from biphase.errors import BiphaseError
+from biphase.errors import BadInput, BiphaseError
 
 app = typer.Typer(
     name="biphase",
     help="Prefill and decode, the two phases of LLM inference: measure them, model them, serve them.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,  # its boxes cut long option names short
     pretty_exceptions_enable=False,
@@ -31,17 +33,31 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def main(
+    ctx: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Show the version."),
 ) -> None:
-    """Options of every command come after its name: biphase profile --help."""
+    """Prefill and decode, the two phases of LLM inference: measure them, model them, serve them."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
 
 
 def run() -> None:
-    """Entry point: errors of biphase become one line on stderr and an exit status, Ctrl-C becomes 130."""
+    """Entry point: what a user did wrong becomes one line on stderr and an exit status, Ctrl-C becomes 130."""
     try:
-        app()
+        status = app(standalone_mode=False)
     except BiphaseError as error:
-        print(f"biphase: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+        _fail(str(error), error.exit_code)
+    except TyperException as error:
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context else "biphase"
+        text = error.format_message() if hasattr(error, "format_message") else str(error)
+        _fail(f"{text} (see: {where} --help)", BadInput.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+    else:
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    print(f"biphase: {message}", file=sys.stderr)
+    sys.exit(status)

@@ -12,6 +12,7 @@ import typer
 
 from biphase import __version__
 from biphase.cli import profile_options as options
+from biphase.cli.outputs import check_writable, write_output
 from biphase.errors import BadInput, RunFailed
 from biphase.models import DEFAULT_MODEL
 
@@ -35,7 +36,7 @@ class Outputs:
     def check(self) -> None:
         """Say before the measurement what cannot be written after it."""
         for path in (self.json, self.html, self.markdown):
-            options.check_writable(path)
+            check_writable(path)
 
 
 def profile(
@@ -68,7 +69,7 @@ def profile(
     hardware = options.make_hardware(model_config, gpu, tp)
     url = _address(url, engine_options, from_records, records)
     outputs.check()
-    with _sigterm_as_interrupt() as exit_status:
+    with _one_interrupt() as exit_status:
         try:
             if from_records is not None:
                 _report(_analyse(from_records, hardware), outputs)
@@ -168,13 +169,13 @@ def _report(result: "ProfileResult", outputs: Outputs) -> None:
 
     print_profile(result)
     if outputs.json is not None:
-        outputs.json.write_bytes(json_bytes(result))
+        write_output(outputs.json, json_bytes(result))
     if outputs.markdown is not None:
-        outputs.markdown.write_text(markdown(result), encoding="utf-8")
+        write_output(outputs.markdown, markdown(result))
     if outputs.html is not None:
         from biphase.report.page import page
 
-        outputs.html.write_text(page(result), encoding="utf-8")
+        write_output(outputs.html, page(result))
     if result.error == INTERRUPTED:
         raise KeyboardInterrupt
     if result.error is not None:
@@ -182,23 +183,28 @@ def _report(result: "ProfileResult", outputs: Outputs) -> None:
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[Callable[[], int]]:
-    """SIGTERM ends the run as Ctrl-C does, so that the engine is ended and what was measured is kept.
+def _one_interrupt() -> Iterator[Callable[[], int]]:
+    """Ctrl-C or SIGTERM ends the run once, so that the engine is ended and what was measured is kept; more add nothing.
 
     Gives the exit status of an interrupted run by the usual rule, 128 + the signal.
     """
     from biphase.client import clock
 
-    received = [signal.SIGINT]
+    received: list[signal.Signals] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        received[0] = signal.Signals(number)
+        received.append(signal.Signals(number))
+        if len(received) > 1:
+            return  # the first one is being obeyed: what was measured is on its way to the table and the files
         # not through SIGINT: a shell lets the commands it runs in the background ignore that
         if not clock.interrupt():
             raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    # A shell lets the commands that it runs in the background ignore SIGINT; so do we.
+    numbers = [signal.SIGTERM, *([signal.SIGINT] if signal.getsignal(signal.SIGINT) != signal.SIG_IGN else [])]
+    previous = {number: signal.signal(number, interrupt) for number in numbers}
     try:
-        yield lambda: 128 + received[0]
+        yield lambda: 128 + (received[0] if received else signal.SIGINT)
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

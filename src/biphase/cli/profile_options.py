@@ -1,5 +1,6 @@
 """The options of ``biphase profile``: their types and help, and from their text to what a measurement takes."""
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
     from biphase.experiments.profile import ProfilePlan
 
 BATCHES = (2, 4, 8)
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2: token
 FULL_LENGTHS = "1,16,64,128,256,384,512,768,1024,1536,2048"
 DEFAULT_LENGTHS = "1,16,128,512,2048"
+MOST_TOKENS = 1_000_000
+MOST_REPEATS = 10_000
 
 Url = Annotated[
     str | None,
@@ -108,10 +112,10 @@ def make_plan(lengths: str | None, tokens: int, repeats: int, full: bool) -> "Pr
         wanted = ()
     if not wanted or min(wanted) < 1:
         raise BadInput(f"--lengths {lengths!r}: expected whole numbers of tokens, 1 or more, as in 1,16,128")
-    if tokens < 2:
-        raise BadInput(f"--tokens {tokens}: expected 2 or more; decode begins with the second token")
-    if repeats < 1:
-        raise BadInput(f"--repeats {repeats}: expected 1 or more")
+    if not 2 <= tokens <= MOST_TOKENS:
+        raise BadInput(f"--tokens {tokens}: expected 2 to {MOST_TOKENS:,}; decode begins with the second token")
+    if not 1 <= repeats <= MOST_REPEATS:
+        raise BadInput(f"--repeats {repeats}: expected 1 to {MOST_REPEATS:,}")
     return ProfilePlan(tuple(sorted(set(wanted))), tokens, repeats, BATCHES, full)
 
 
@@ -119,13 +123,15 @@ def make_access(api_key: str | None, headers: list[str], timeout: float, ca: Pat
     """How to talk to the server."""
     from biphase.client.endpoint import Access
 
-    if timeout <= 0:
+    if not 0 < timeout < float("inf"):
         raise BadInput(f"--timeout {timeout:g}: expected seconds, more than 0")
+    if api_key and not api_key.isprintable():
+        raise BadInput("the API key holds a control character, such as the end of a line; give the key alone")
     named = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     for line in headers:
         name, colon, value = line.partition(":")
-        if not colon or not name.strip() or "\n" in line:
-            raise BadInput(f"--header {line!r}: expected 'Name: value'")
+        if not colon or not HEADER_NAME.fullmatch(name.strip()) or not line.isprintable():
+            raise BadInput(f"--header {line!r}: expected 'Name: value', the name of letters, digits and hyphens")
         named[name.strip()] = value.strip()
     access = Access(named, timeout, ca)
     access.tls()
@@ -151,16 +157,6 @@ def refuse_model_as_url(url: str) -> str:
     if "://" not in url and (url == DEFAULT_MODEL or url.endswith((".gguf", ".json"))):
         raise BadInput(f"{url} names a model, not a server; to measure it on the built-in engine: --model {url}")
     return url
-
-
-def check_writable(path: Path | None) -> None:
-    """An output that cannot be written is said before the measurement, not after it."""
-    if path is None:
-        return
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise BadInput(f"cannot write to {path}: {error.strerror}") from error
 
 
 def shown_command() -> list[str]:

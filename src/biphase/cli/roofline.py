@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from biphase.cli.outputs import check_writable, write_output
+
 if TYPE_CHECKING:
     from biphase.roofline.hardware import Device
     from biphase.roofline.sheet import Sheet
@@ -57,6 +59,7 @@ def roofline(
     from biphase.roofline.formats import kv_element_bytes, weight_format
     from biphase.roofline.sheet import Shape, make_sheet
 
+    check_writable(json_file)
     devices = _devices(gpu, peak_tflops, bandwidth_tbps, memory_gb)
     form = weight_format(dtype) if dtype else None
     architectures = [load(name, form) for name in models]
@@ -67,9 +70,9 @@ def roofline(
     shape = Shape(prompt, batch, context or prompt)
     _refuse_large(shape.prompt_tokens, shape.context_tokens, batch)
     sheets = [make_sheet(a, d, execution, shape, kv_blocks) for a in architectures for d in devices]
+    print_sheets(sheets)
     if json_file is not None:
         _write_json(sheets, json_file)
-    print_sheets(sheets)
 
 
 def _devices(gpu: str, *numbers: float | None) -> "list[Device]":
@@ -117,10 +120,6 @@ def _write_json(sheets: "list[Sheet]", path: Path) -> None:
     import msgspec
 
     from biphase import __version__
-    from biphase.errors import RunFailed
 
     content = msgspec.json.encode({"biphase": __version__, "sheets": sheets})
-    try:
-        path.write_bytes(msgspec.json.format(content, indent=2) + b"\n")
-    except OSError as error:
-        raise RunFailed(f"cannot write {path}: {error.strerror or error}") from error
+    write_output(path, msgspec.json.format(content, indent=2) + b"\n")

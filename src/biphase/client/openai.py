@@ -152,6 +152,8 @@ async def _read(response: aiohttp.ClientResponse, stream: Transcript, wire: Wire
         t = time.perf_counter()
         wire.lag = max(wire.lag, clock.lag(t))
         stream.receive(t, received)
+        if stream.error is not None:
+            return
         if stream.done:
             await _drain(response)
             return

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from biphase.errors import BadInput
+from biphase.errors import BadInput, RunFailed
 
 ChunkKind = Literal["role", "reasoning", "text", "tool", "usage"]
 CountSource = Literal["continuous_usage", "usage", "tokenize", "tokenizer", "sent_ids", "chunks", "none"]
@@ -102,18 +102,28 @@ Keep = Callable[[Record | RunFacts], None]
 
 @contextmanager
 def open_records(path: Path) -> Iterator[Keep]:
-    """A file of records, one JSON line each, flushed as they come: a run that breaks off keeps what it measured."""
+    """A file of records, one JSON line each, written as they come: a run that breaks off keeps what it measured.
+
+    When the disk is full ``keep`` raises ``RunFailed`` once and is then silent, so that the run can end with its table.
+    """
     encoder = msgspec.json.Encoder()
     try:
-        file = path.open("wb")
+        file = path.open("wb", buffering=0)
     except OSError as error:
         raise BadInput(f"cannot write records to {path}: {error.strerror}") from error
-    with file:
+    failed = False
 
-        def keep(line: Record | RunFacts) -> None:
+    def keep(line: Record | RunFacts) -> None:
+        nonlocal failed
+        if failed:
+            return
+        try:
             file.write(encoder.encode(line) + b"\n")
-            file.flush()
+        except OSError as error:
+            failed = True
+            raise RunFailed(f"cannot write records to {path}: {error.strerror}") from error
 
+    with file:
         yield keep
 
 

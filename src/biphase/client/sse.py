@@ -30,6 +30,11 @@ class EventParser:
         self._data: list[bytes] = []
         self._type = b""
 
+    @property
+    def unfinished(self) -> int:
+        """Bytes of a line whose end has not come."""
+        return len(self._rest)
+
     def feed(self, received: bytes) -> list[Event]:
         """Events that these bytes complete, in order; none is held back once its empty line is here."""
         if self._at_start:

@@ -5,6 +5,9 @@ import msgspec
 from biphase.client.chunks import Arrival, Payload, arrival, decode_payload
 from biphase.client.sse import Event, EventParser
 
+LONGEST_LINE = 4 << 20
+"""Bytes of one line of a stream. A chunk is some hundred; a server that never ends a line would be read forever."""
+
 
 class Transcript:
     """Takes bytes with the moment they arrived; holds the events in them and what they say of the whole answer.
@@ -29,6 +32,8 @@ class Transcript:
         for event in self._parser.feed(received):
             if not self.done and self.error is None:
                 self._take(t, event)
+        if self._parser.unfinished > LONGEST_LINE and self.error is None:
+            self.error = f"the stream holds a line of more than {LONGEST_LINE:,} bytes, which is no completion chunk"
 
     def _take(self, t: float, event: Event) -> None:
         if event.data == b"[DONE]":

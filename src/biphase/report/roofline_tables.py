@@ -109,6 +109,11 @@ def _warnings(sheet: Sheet) -> Iterator[str]:
     asked = max(sheet.shape.prompt_tokens, sheet.shape.context_tokens)
     if longest is not None and asked > longest:
         yield f"{asked:,} tokens are more than the {longest:,} that the model is made for"
+    if sheet.fits is False:
+        yield "the weights do not fit: the times below are those of such a device with more memory"
+    elif sheet.capacities and sheet.shape.batch > sheet.capacities[0].sequences_most:
+        most = f"{sheet.capacities[0].sequences_most:,}"
+        yield f"a batch of {sheet.shape.batch:,} does not fit (at most {most}): its times below are as if it did"
 
 
 def _model_lines(sheet: Sheet) -> Iterator[str]:

@@ -112,7 +112,8 @@ def _itl_line(found: Itl) -> str:
 
 
 def _spread_line(result: ProfileResult) -> str:
-    if result.rows[0].requests == 1:
+    counts = sorted({row.requests for row in result.rows})
+    if counts[-1] == 1:
         return "spread: unknown, one request for each length"
     widest = [
         f"{name} {100 * spread.relative:.1f} % (prompt of {length})"
@@ -123,11 +124,14 @@ def _spread_line(result: ProfileResult) -> str:
         if (known := [(value, length) for value, length in values if value is not None])
         for spread, length in [max(known, key=lambda pair: pair[0].relative)]
     ]
-    return f"spread: ± is half the interquartile range of {result.repeats} requests; at most {', '.join(widest)}"
+    requests = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"spread: ± is half the interquartile range of {requests} requests; at most {', '.join(widest)}"
 
 
 def conditions(result: ProfileResult) -> Iterator[str]:
-    """What the numbers mean, and how they were made."""
+    """What the numbers mean, and how they were made; nothing where nothing was measured."""
+    if not result.rows:
+        return
     if result.http_round_trip_ms is not None:
         yield (
             "prefill ms is the TTFT a client sees: HTTP, queue, tokenizer, the prefill pass and the first token; "

@@ -108,7 +108,11 @@ class ServerProcess:
     def death(self) -> str | None:
         """One line about how the server ended, or None while it runs."""
         status = self._child.process.poll()
-        return None if status is None else f"the built-in engine ended (status {status}): {self._child.last_words()}"
+        if status is None:
+            return None
+        if status < 0:
+            return f"the built-in engine was killed by signal {-status}"
+        return f"the built-in engine ended (status {status}): {self._child.last_words()}"
 
 
 @contextmanager
