@@ -9,7 +9,7 @@ from rich.text import Text
 
 from biphase.analysis.comparing import Difference, Profile
 from biphase.report.laws_text import significant
-from biphase.report.tables import PIPED_WIDTH
+from biphase.report.terminal import PIPED_WIDTH
 
 _STYLES = {"worse": "red", "better": "green", "no difference": ""}
 

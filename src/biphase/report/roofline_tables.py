@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from biphase.report.tables import PIPED_WIDTH
+from biphase.report.terminal import PIPED_WIDTH
 from biphase.roofline.fitting import Calibration
 from biphase.roofline.sheet import PhaseRow, Sheet
 

@@ -11,9 +11,8 @@ from rich.text import Text
 from biphase.analysis.latency import Spread
 from biphase.analysis.profile_result import Itl, LengthRow, ProfileResult, Saturation
 from biphase.report.laws_text import law_lines
+from biphase.report.terminal import PIPED_WIDTH
 from biphase.report.words import plain_words
-
-PIPED_WIDTH = 110  # columns of a table, when the output is not a terminal
 
 
 def print_profile(result: ProfileResult, console: Console | None = None) -> None:
