@@ -80,8 +80,9 @@ def check(result: dict[str, Any], records_path: Path) -> None:
         assert record.prompt_tokens == record.asked_prompt_tokens
         assert record.prompt_tokens_source == "usage"
         assert (record.cached_tokens or 0) <= 1
-        assert record.completion_tokens == record.asked_completion_tokens == 4
-        assert sum(chunk.tokens for chunk in record.chunks) == 4
+        assert record.completion_tokens == record.asked_completion_tokens
+        assert sum(chunk.tokens for chunk in record.chunks) == record.completion_tokens
+        assert record.concurrency > 1 or record.asked_completion_tokens == 4
         assert record.sent <= record.chunks[0].t <= record.chunks[-1].t <= record.ended
 
 
