@@ -26,7 +26,7 @@ from biphase.client.openai import Call, make_call, request
 from biphase.client.record import Record
 from biphase.server.launch import managed_server
 
-VICTIM_PROMPT, VICTIM_TOKENS = 32, 500
+VICTIM_PROMPT, VICTIM_TOKENS = 32, 300
 QUIET_SECONDS = 4.0
 
 
