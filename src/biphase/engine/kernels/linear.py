@@ -9,8 +9,8 @@ class Linear:
     """y = x W^T + b for ``weight`` [out, in] and x [N, in], contiguous, in the weight's dtype.
 
     bfloat16 weights are packed once into oneDNN's blocked layout where the processor multiplies bfloat16: at one row,
-    where the product is bound by reading the weight, that reads 1.3 to 1.7 times faster than the plain layout, and
-    at many rows it is as fast. float32 stays plain.
+    where the product is bound by reading the weight, matrices of 576 x 576 to 1536 x 576 were read 1.3 to 1.4 times as
+    fast as in the plain layout (Sapphire Rapids, 2 cores) and larger ones alike. float32 stays plain.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:

@@ -7,8 +7,6 @@ heads, G KV heads, D head dimension, I intermediate size; the KV cache of one la
 import torch
 from torch import Tensor
 
-from biphase.engine.kernels.attention import prefill_attention as prefill_attention
-
 
 def add_rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """Add ``delta`` to the float32 ``residual`` [N, h] in place and return its RMS norm [N, h] in ``dtype``.
