@@ -56,11 +56,13 @@ def test_only_a_prefix_of_a_stop_string_is_held_back(text: str, stops: list[str]
         assert held == "" or any(stop.startswith(held) for stop in stops)
 
 
-def generation(text: Text, stops: tuple[str, ...]) -> Generation:
-    submit = Submit("r", (1, 2, 3), 1000, text.eos_ids | {7}, SamplingParams(0.0))
-    return Generation(Admitted((submit,), 1, stops, frozenset({7}), False, False, False), text)
+def generation(text: Text, stops: tuple[str, ...] = (), stop_ids: frozenset[int] = frozenset()) -> Generation:
+    """Of a client that named these stop strings and ids. Ids below 256 are bytes and may stand in any text."""
+    submit = Submit("r", (1, 2, 3), 1000, text.eos_ids | stop_ids, SamplingParams(0.0))
+    return Generation(Admitted((submit,), 1, stops, stop_ids, False, False, False), text)
 
 
+@example(whole="a\x07b", stop="b", sizes=[])
 @given(whole=st.text(max_size=8), stop=st.text(min_size=1, max_size=2), sizes=st.lists(st.integers(1, 4), max_size=40))
 def test_any_split_of_utf8_into_tokens_and_steps(byte_text: Text, whole: str, stop: str, sizes: list[int]) -> None:
     """Tokens are single bytes and steps carry several of them; text and stop come out as ``str.find`` has them."""
@@ -79,18 +81,18 @@ def test_any_split_of_utf8_into_tokens_and_steps(byte_text: Text, whole: str, st
 
 
 def test_the_end_of_sequence_counts_as_a_token_and_gives_no_text(byte_text: Text) -> None:
-    answer = generation(byte_text, ())
+    answer = generation(byte_text)
     delta = answer.push(Output("r", (*b"hi", 257), "stop"))
     assert (delta.text, delta.finish_reason, delta.stop_reason) == ("hi", "stop", None)
     assert answer.tokens == 3
 
 
 def test_a_stop_id_of_the_client_is_its_stop_reason(byte_text: Text) -> None:
-    delta = generation(byte_text, ()).push(Output("r", (*b"hi", 7), "stop"))
+    delta = generation(byte_text, stop_ids=frozenset({7})).push(Output("r", (*b"hi", 7), "stop"))
     assert (delta.text, delta.finish_reason, delta.stop_reason) == ("hi", "stop", 7)
 
 
 def test_a_character_cut_off_by_the_end_becomes_one_replacement_character(byte_text: Text) -> None:
-    answer = generation(byte_text, ())
+    answer = generation(byte_text)
     assert answer.push(Output("r", tuple("€".encode()[:2]))).text == ""
     assert answer.push(Output("r", (), "length")).text == "\ufffd"
