@@ -6,21 +6,26 @@ how much of a gap may be the client's.
 """
 
 import asyncio
+import gc
 import selectors
 import time
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
 
 class LagSelector(selectors.DefaultSelector):
-    """A selector that remembers since when the bytes it reports can have been waiting."""
+    """A selector that remembers since when the bytes it reports can have been waiting.
+
+    ``earliest``: of bytes that a protocol is given in this turn of the loop. ``earliest_before``: of bytes for which a
+    coroutine wakes in this turn, as asyncio does one turn after the read.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         now = time.perf_counter()
-        self._returned = self._earliest = self._earliest_before = now
+        self._returned = self.earliest = self.earliest_before = now
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """As in the base class."""
@@ -29,12 +34,8 @@ class LagSelector(selectors.DefaultSelector):
         if not ready and (timeout is None or timeout > 0):
             ready = super().select(timeout)
             earliest = time.perf_counter()  # what ends a wait has just come
-        self._earliest_before, self._earliest, self._returned = self._earliest, earliest, time.perf_counter()
+        self.earliest_before, self.earliest, self._returned = self.earliest, earliest, time.perf_counter()
         return ready
-
-    def lag(self, now: float) -> float:
-        """Longest wait in seconds of bytes that wake a coroutine ``now``: asyncio does so one turn after the read."""
-        return now - self._earliest_before
 
 
 class MeasuringLoop(asyncio.SelectorEventLoop):
@@ -50,11 +51,15 @@ _running: asyncio.Task[Any] | None = None
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """``asyncio.run`` on a loop whose lag can be asked for; ``interrupt`` ends it as Ctrl-C does."""
+    gc.collect()
+    gc.freeze()  # what the imports made stays: a full collection must not walk it between two stamps
     with asyncio.Runner(loop_factory=MeasuringLoop) as runner:
         try:
             return runner.run(_noted(main))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
+        finally:
+            gc.unfreeze()
 
 
 async def _noted(main: Coroutine[Any, Any, T]) -> T:
@@ -74,7 +79,27 @@ def interrupt() -> bool:
     return True
 
 
-def lag(now: float) -> float:
-    """Upper bound in seconds of this loop's lag at a stamp taken ``now``; 0 on a loop that ``run`` did not make."""
+class ArrivalClock(Protocol):
+    """Since when bytes can have been waiting for this process; both are moments of ``time.perf_counter``."""
+
+    @property
+    def earliest(self) -> float: ...
+
+    @property
+    def earliest_before(self) -> float: ...
+
+
+class _NoLag:
+    """On a loop that ``run`` did not make: no wait is known."""
+
+    @property
+    def earliest(self) -> float:
+        return time.perf_counter()
+
+    earliest_before = earliest
+
+
+def arrival_clock() -> ArrivalClock:
+    """That of the running loop."""
     loop = asyncio.get_running_loop()
-    return loop.arrivals.lag(now) if isinstance(loop, MeasuringLoop) else 0.0
+    return loop.arrivals if isinstance(loop, MeasuringLoop) else _NoLag()

@@ -10,11 +10,11 @@ import aiohttp
 import msgspec
 from msgspec.structs import replace
 
-from biphase.client import clock
 from biphase.client.chunks import Arrival, count_tokens, spread
 from biphase.client.endpoint import Wire
 from biphase.client.failures import explain_status, explain_transport
 from biphase.client.record import Chunk, CountSource, Record
+from biphase.client.tap import Tap
 from biphase.client.transcript import Transcript
 
 _JSON = {"Content-Type": "application/json"}
@@ -113,7 +113,7 @@ async def _attempt(session: aiohttp.ClientSession, call: Call, intended: float) 
             record = replace(record, sent=wire.ready, first_byte=time.perf_counter(), status=response.status)
             if response.status != 200:
                 return await _refused(response, call, record), False
-            await _read(response, stream, wire)
+            await _read(response, stream, wire, session.timeout.sock_read)
     except (TimeoutError, aiohttp.ClientError) as error:
         stream.error = explain_transport(error, call.url)
     record = replace(_end(call, stream, record), client_lag=wire.lag)
@@ -140,7 +140,7 @@ async def _refused(response: aiohttp.ClientResponse, call: Call, record: Record)
     )
 
 
-async def _read(response: aiohttp.ClientResponse, stream: Transcript, wire: Wire) -> None:
+async def _read(response: aiohttp.ClientResponse, stream: Transcript, wire: Wire, timeout_s: float | None) -> None:
     """Stamp what arrives when it arrives, then parse it."""
     if response.content_type == "application/json":
         await response.read()
@@ -148,15 +148,17 @@ async def _read(response: aiohttp.ClientResponse, stream: Transcript, wire: Wire
             "the server did not stream: it answered with application/json, so its phases cannot be told apart"
         )
         return
-    while received := await response.content.readany():
-        t = time.perf_counter()
-        wire.lag = max(wire.lag, clock.lag(t))
-        stream.receive(t, received)
-        if stream.error is not None:
-            return
-        if stream.done:
-            await _drain(response)
-            return
+
+    def receive(now: float, waited: float, received: bytes) -> bool:
+        if waited > wire.lag:
+            wire.lag = waited
+        stream.receive(now, received)
+        return stream.done or stream.error is not None
+
+    async with Tap(response, receive, timeout_s) as tap:
+        await tap.ended
+    if stream.done:
+        await _drain(response)
 
 
 async def _drain(response: aiohttp.ClientResponse) -> None:
