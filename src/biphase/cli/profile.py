@@ -1,11 +1,9 @@
 """``biphase profile``: measure prefill and decode of a server, by prompt length and batch."""
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import typer
@@ -13,6 +11,7 @@ import typer
 from biphase import __version__
 from biphase.cli import profile_options as options
 from biphase.cli.outputs import check_writable, write_output
+from biphase.cli.targets import found_server, one_interrupt, start_engine
 from biphase.errors import BadInput, RunFailed
 from biphase.models import DEFAULT_MODEL
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from biphase.client.endpoint import Access
     from biphase.client.record import Keep
     from biphase.experiments.profile import ProfilePlan
-    from biphase.report.progress import Display
-    from biphase.server.launch import ServerProcess
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ def profile(
     hardware = options.make_hardware(model_config, gpu, tp)
     url = _address(url, engine_options, from_records, records)
     outputs.check()
-    with _one_interrupt() as exit_status:
+    with one_interrupt() as exit_status:
         try:
             if from_records is not None:
                 _report(_analyse(from_records, hardware), outputs)
@@ -130,35 +127,15 @@ def _run(
     shown = stack.enter_context(display())
     engine = None
     if url is None:
-        engine = _start_engine(stack, model or DEFAULT_MODEL, engine_options, shown)
+        engine = start_engine(stack, model or DEFAULT_MODEL, engine_options, shown)
         url, model = engine.url, engine.model
     elif url == "local":
-        url = _found(access, shown)
+        url = found_server(access, shown)
     shown.status(f"asking {url} what it serves")
     command = options.shown_command()
     result = clock.run(measure(url, model, access, plan, keep, shown.step, __version__, command, hardware))
     death = engine.death() if engine and result.error else None
     return msgspec.structs.replace(result, error=death) if death else result
-
-
-def _found(access: "Access", shown: "Display") -> str:
-    """The one server on this machine."""
-    from biphase.client import clock
-    from biphase.client.local import find_local, only_one
-
-    shown.status("looking for a server on this machine's usual ports")
-    server = only_one(clock.run(find_local(access)))
-    shown.status(f"found {server.url}, {server.product}'s usual port, with {', '.join(server.models) or 'no model'}")
-    return server.url
-
-
-def _start_engine(stack: ExitStack, model: str, engine_options: list[str], shown: "Display") -> "ServerProcess":
-    from biphase.server.launch import managed_server
-
-    def on_wait(seconds: float) -> None:
-        shown.status(f"starting the built-in engine on {model}")
-
-    return stack.enter_context(managed_server(model, *engine_options, on_wait=on_wait))
 
 
 def _report(result: "ProfileResult", outputs: Outputs) -> None:
@@ -180,31 +157,3 @@ def _report(result: "ProfileResult", outputs: Outputs) -> None:
         raise KeyboardInterrupt
     if result.error is not None:
         raise RunFailed(result.error)
-
-
-@contextmanager
-def _one_interrupt() -> Iterator[Callable[[], int]]:
-    """Ctrl-C or SIGTERM ends the run once, so that the engine is ended and what was measured is kept; more add nothing.
-
-    Gives the exit status of an interrupted run by the usual rule, 128 + the signal.
-    """
-    from biphase.client import clock
-
-    received: list[signal.Signals] = []
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        received.append(signal.Signals(number))
-        if len(received) > 1:
-            return  # the first one is being obeyed: what was measured is on its way to the table and the files
-        # not through SIGINT: a shell lets the commands it runs in the background ignore that
-        if not clock.interrupt():
-            raise KeyboardInterrupt
-
-    # A shell lets the commands that it runs in the background ignore SIGINT; so do we.
-    numbers = [signal.SIGTERM, *([signal.SIGINT] if signal.getsignal(signal.SIGINT) != signal.SIG_IGN else [])]
-    previous = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield lambda: 128 + (received[0] if received else signal.SIGINT)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

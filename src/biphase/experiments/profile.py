@@ -1,12 +1,9 @@
 """Profile: how long prefill and decode take on one server, by prompt length and by batch."""
 
 import asyncio
-import platform
 import random
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
@@ -16,9 +13,10 @@ from biphase.client.endpoint import Access
 from biphase.client.load import closed_loop, patient
 from biphase.client.negotiation import Target, open_target
 from biphase.client.openai import Call, make_call
-from biphase.client.record import Keep, LeftOut, Record, RunFacts
-from biphase.client.scrape import GENERATED, RUNNING, Scrape, scrape
+from biphase.client.record import Keep, LeftOut, Record
+from biphase.client.scrape import scrape
 from biphase.errors import RunFailed
+from biphase.experiments.facts import foreign_tokens, run_facts
 
 INTERRUPTED = "interrupted"
 WARMUP_TOKENS = 4
@@ -27,8 +25,6 @@ SHORT_CONTEXT, LONG_CONTEXT = 16, 512
 """Prompts of the streams that decode together, in tokens: attention costs little in one and shows in the other."""
 STEPS_TOGETHER = 24
 MOST_TOKENS_TOGETHER, MOST_TOKENS_BRIEFLY = 384, 48  # of a stream, with --full and without
-SETTLE_S = 0.25  # engines count a step's tokens a moment after they send them
-SETTLES = 4
 
 
 @dataclass(frozen=True)
@@ -68,13 +64,13 @@ async def measure(
     """
     async with open_target(url, model, access) as target:
         before = await scrape(target.session, target.api)
-        facts = _facts(target, plan, version, command, before)
+        facts = run_facts(target, plan.tokens, plan.repeats, version, command, before)
         keep(facts)
         run = Profile(target, plan, keep, progress)
         error = None
         try:
             await run.run()
-            facts = replace(facts, foreign_tokens=await _foreign(target, before, run.sent))
+            facts = replace(facts, foreign_tokens=await foreign_tokens(target, before, run.sent))
         except RunFailed as failure:
             error = str(failure)
         except asyncio.CancelledError:
@@ -82,43 +78,6 @@ async def measure(
         facts = replace(facts, left_out=tuple(run.left_out), error=error)
         keep(facts)
         return analyse(facts, run.sent, hardware)
-
-
-def _facts(target: Target, plan: ProfilePlan, version: str, command: Sequence[str], before: Scrape | None) -> RunFacts:
-    busy = before.value(RUNNING) if before else None
-    return RunFacts(
-        command=shlex.join(command),
-        versions={"biphase": version, "python": platform.python_version(), "platform": platform.platform()},
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        url=target.api.base,
-        model=target.api.model,
-        tokens=plan.tokens,
-        repeats=plan.repeats,
-        own_tokens=target.prompts.shortest - 1,
-        http_round_trip_s=tuple(target.round_trip_s),
-        http_round_trip_path=target.round_trip_path,
-        notes=target.notes,
-        busy_before=round(busy) if busy is not None else None,
-    )
-
-
-async def _foreign(target: Target, before: Scrape | None, sent: Sequence[Record]) -> int | None:
-    """Tokens that the server's counter gained beyond those of this run; None where it has no such counter."""
-    own = sum(record.completion_tokens or 0 for record in sent)
-    start = before.value(GENERATED) if before else None
-    if start is None:
-        return None
-    beyond = None
-    for _ in range(SETTLES):
-        after = await scrape(target.session, target.api)
-        now = after.value(GENERATED) if after else None
-        if now is None or now < start:  # gone, or the server began anew
-            return None
-        beyond = round(now - start) - own
-        if beyond >= 0:
-            break
-        await asyncio.sleep(SETTLE_S)
-    return beyond
 
 
 class Profile:

@@ -18,7 +18,11 @@ CURVE_POINTS = 60
 def page(result: ProfileResult) -> str:
     """The whole document."""
     title = f"{short_model(result)}: prefill and decode"
-    body = "\n".join(part for make in _SECTIONS for part in make(result))
+    return document(title, "\n".join(part for make in _SECTIONS for part in make(result)))
+
+
+def document(title: str, body: str) -> str:
+    """A self-contained HTML document in the style of all reports; ``body`` is HTML."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -55,7 +59,8 @@ def _table(result: ProfileResult) -> Iterator[str]:
     yield "</tbody></table></div>"
 
 
-def _figure(heading: str, svg: str, caption: str) -> str:
+def figure(heading: str, svg: str, caption: str) -> str:
+    """A picture with its heading and what it shows."""
     return f"<figure><h2>{escape(heading)}</h2>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
@@ -71,7 +76,7 @@ def _prefill(result: ProfileResult) -> Iterator[str]:
     if floor is not None:
         series.append(Series("floor of the device", floor.prefill_floor_curve, 1, "dashes"))
     axes = Axes("prompt tokens", "time to first token, ms", True, True, marks)
-    yield _figure("Prefill: time", plot("TTFT over prompt length", axes, series), _prefill_caption(result))
+    yield figure("Prefill: time", plot("TTFT over prompt length", axes, series), _prefill_caption(result))
     yield from _prefill_rate(rows, result.prefill_law.ms if result.prefill_law else None, marks)
 
 
@@ -84,7 +89,7 @@ def _prefill_rate(
     series = [Series("measured, median", points, 0, "dots")]
     series += [Series("fitted law", [(n, 1e3 * n / law(n)) for n in _curve(rows)], 0)] if law else []
     axes = Axes("prompt tokens", "prefill, tokens/s", True, False, marks)
-    yield _figure(
+    yield figure(
         "Prefill: rate",
         plot("Prefill rate over prompt length", axes, series),
         "Prompt tokens computed per second until the first token. The rate rises while a pass costs the same whatever "
@@ -143,7 +148,7 @@ def _decode(result: ProfileResult) -> Iterator[str]:
             )
         axes = Axes("context of each stream, tokens", "ms a token")
         caption = "A stream gets one token a step; lines are the fitted law, also where not measured."
-        yield _figure("Decode: ITL over context", plot("ITL over context", axes, series), caption)
+        yield figure("Decode: ITL over context", plot("ITL over context", axes, series), caption)
     if law is not None and law.w_ms_per_sequence is not None:
         yield _decode_by_batch(law)
 
@@ -166,7 +171,7 @@ def _decode_by_batch(law: DecodeLaw) -> str:
         Series(f"fitted law, context {context:.0f}", [(b, law.ms(b, context)) for b in batches], 2),
     ]
     caption = "Streams that decode together share the read of the weights; the slope is the price of one more."
-    return _figure("Decode: ITL over batch", plot("ITL over batch", Axes("streams", "ms a step"), series), caption)
+    return figure("Decode: ITL over batch", plot("ITL over batch", Axes("streams", "ms a step"), series), caption)
 
 
 def _gaps(result: ProfileResult) -> Iterator[str]:
@@ -175,7 +180,7 @@ def _gaps(result: ProfileResult) -> Iterator[str]:
         return
     points = [(edge, float(count)) for low, high, count in found.histogram for edge in (low, high)]
     axes = Axes("inter-token latency, ms", "tokens", True)
-    yield _figure(
+    yield figure(
         "Decode: distribution of the gaps",
         plot("Distribution of inter-token latencies", axes, [Series("tokens", points, 3)]),
         f"{found.n} gaps, none averaged: median {found.median:.3g} ms, p99 {found.p99:.3g} ms, "
@@ -188,9 +193,9 @@ def _breakdown(result: ProfileResult) -> Iterator[str]:
     if floor is not None and floor.parts:
         parts = [(part.name, part.ms, part.source) for part in floor.parts]
         where = f"One stream at a context of {floor.context_tokens} tokens; {floor.model} on {floor.device}."
-        yield _figure("Where a decode step goes", bars("Parts of a decode step", parts, "ms"), where)
+        yield figure("Where a decode step goes", bars("Parts of a decode step", parts, "ms"), where)
     elif result.decode_law is not None:
-        yield _figure(
+        yield figure(
             "Where a decode step goes", bars("Parts of a decode step", _parts(result.decode_law), "ms"), _NO_GPU
         )
 
