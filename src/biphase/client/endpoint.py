@@ -127,11 +127,12 @@ async def connect(access: Access) -> AsyncIterator[aiohttp.ClientSession]:
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole answer: status, body, and the seconds it took."""
+    """A whole answer: status, body, the seconds it took, and its headers by name in any case."""
 
     status: int
     body: bytes
     seconds: float
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def json(self) -> object:
         """The body as JSON, or None when it is not."""
@@ -151,7 +152,7 @@ async def ask(session: aiohttp.ClientSession, url: str, body: object = None) -> 
         headers = {"Content-Type": "application/json"} if data else None
         async with session.request(method, url, data=data, headers=headers, timeout=limit) as response:
             payload = await response.read()
-            return Reply(response.status, payload, time.perf_counter() - began)
+            return Reply(response.status, payload, time.perf_counter() - began, response.headers)
     except (TimeoutError, aiohttp.ClientError) as error:
         raise RunFailed(explain_transport(error, url)) from error
 
