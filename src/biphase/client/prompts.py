@@ -6,7 +6,7 @@ the first one's cache either.
 """
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -60,7 +60,8 @@ class PromptMaker:
         self._vocabulary = vocabulary
         self._overhead = overhead
         self._tokens_per_word = tokens_per_word
-        self._rng = rng or random.SystemRandom()
+        self._rng = rng or random.Random()  # seeded by the system: other prompts in every run
+        self._salt = self._rng.getrandbits(128)
         self._first = cycle(self._rng.sample(vocabulary, len(vocabulary)))
 
     @property
@@ -72,9 +73,26 @@ class PromptMaker:
         """A prompt of ``length`` tokens, at least ``shortest``."""
         if length < self.shortest:
             raise ValueError(f"the shortest prompt is {self.shortest} tokens, not {length}")
-        count = max(1, round((length - self._overhead) / self._tokens_per_word))
-        pieces = [next(self._first), *self._rng.choices(self._vocabulary, k=count - 1)]
-        tokens = round(count * self._tokens_per_word) + self._overhead
+        return self._prompt([next(self._first), *self._rng.choices(self._vocabulary, k=self._count(length) - 1)])
+
+    def make_of_blocks(self, length: int, blocks: Sequence[Hashable], block_tokens: int) -> Prompt:
+        """A prompt of ``length`` tokens that begins with the named blocks of ``block_tokens`` tokens each.
+
+        A name stands for the same tokens in all prompts of this maker, and for others in every run. What the blocks
+        leave of the length is drawn anew.
+        """
+        count, each = self._count(length), max(1, round(block_tokens / self._tokens_per_word))
+        pieces: list[int | str] = []
+        for block in blocks:
+            pieces += random.Random(f"{self._salt}/{block}").choices(self._vocabulary, k=each)
+        pieces += self._rng.choices(self._vocabulary, k=max(0, count - len(pieces)))
+        return self._prompt(pieces[:count])
+
+    def _count(self, length: int) -> int:
+        return max(1, round((length - self._overhead) / self._tokens_per_word))
+
+    def _prompt(self, pieces: Sequence[int | str]) -> Prompt:
+        tokens = round(len(pieces) * self._tokens_per_word) + self._overhead
         ids = [piece for piece in pieces if isinstance(piece, int)]
         return Prompt(ids or " ".join(map(str, pieces)), tokens)
 
