@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from biphase.client.chunks import count_tokens
 from biphase.client.record import CountSource
@@ -38,7 +39,7 @@ def read(*pieces: bytes) -> Transcript:
 
 
 def without_times(transcript: Transcript) -> tuple[object, ...]:
-    arrivals = [arrival._replace(t=0.0) for arrival in transcript.arrivals]
+    arrivals = [replace(arrival, t=0.0) for arrival in transcript.arrivals]
     said = (transcript.prompt_tokens, transcript.cached_tokens, transcript.finish_reason)
     return arrivals, said, transcript.error, transcript.done
 

@@ -18,7 +18,7 @@ CountSource = Literal["continuous_usage", "usage", "tokenize", "tokenizer", "sen
 """Where a token count comes from. ``sent_ids``: the prompt went as token ids. ``chunks``: one per chunk, a guess."""
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One event of the stream: seconds on the record's clock when its bytes arrived, its tokens, its kind.
 
     A chunk that carries no generated token (role, usage, a bare finish reason, an empty text) has ``tokens`` 0.

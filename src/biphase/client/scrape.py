@@ -72,7 +72,11 @@ def parse_metrics(text: str) -> Scrape:
     """Read Prometheus' text format; ``ValueError`` for what is none."""
     found: dict[str, dict[Labels, float]] = {}
     ranks: dict[tuple[str, Labels], tuple[int, ...]] = {}
-    for family in text_string_to_metric_families(text):
+    try:
+        families = list(text_string_to_metric_families(text))
+    except IndexError as error:  # what the parser says of some lines that are none
+        raise ValueError("not a line of metrics") from error
+    for family in families:
         for sample in family.samples:
             if sample.name.endswith(_SKIPPED) or not math.isfinite(sample.value):
                 continue
@@ -169,7 +173,7 @@ def _in_file(path: Path) -> Iterator[Scrape]:
 def _parse_file(path: Path, text: str) -> Scrape:
     try:
         found = parse_metrics(text)
-    except (ValueError, IndexError) as error:
+    except ValueError as error:
         raise BadInput(f"{path} is not metrics text in Prometheus' format ({error})") from error
     if not found.series:
         raise BadInput(f"{path} holds no metrics; expected the text of a server's /metrics")

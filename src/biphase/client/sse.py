@@ -31,12 +31,18 @@ class EventParser:
         self._type = b""
 
     @property
+    def _between_events(self) -> bool:
+        return not (self._rest or self._data or self._type or self._at_start or self._after_cr)
+
+    @property
     def unfinished(self) -> int:
         """Bytes of a line whose end has not come."""
         return len(self._rest)
 
     def feed(self, received: bytes) -> list[Event]:
         """Events that these bytes complete, in order; none is held back once its empty line is here."""
+        if self._between_events and _is_one_event(received):
+            return [Event("message", received[6:-2])]
         if self._at_start:
             received = self._skip_bom(received)
         if self._after_cr and received:
@@ -79,3 +85,9 @@ class EventParser:
         if not data:
             return None
         return Event(kind.decode("utf-8", "replace") or "message", b"\n".join(data))
+
+
+def _is_one_event(received: bytes) -> bool:
+    """One ``data`` line and the empty line after it, no more and no less: what a server writes for a token."""
+    whole = received.startswith(b"data: ") and received.endswith(b"\n\n")
+    return whole and received.find(b"\n") == len(received) - 2 and b"\r" not in received

@@ -23,7 +23,7 @@ wanted."""
 class Tap(asyncio.Protocol):
     """``async with Tap(response, receive, timeout_s) as tap: await tap.ended``: as long as ``receive`` wants more.
 
-    ``ended`` raises what aiohttp raises for a body that is cut, and ``TimeoutError`` after ``timeout_s`` without a byte.
+    ``ended`` raises what aiohttp raises for a body that is cut, ``TimeoutError`` after ``timeout_s`` without a byte.
     """
 
     def __init__(self, response: aiohttp.ClientResponse, receive: Receive, timeout_s: float | None) -> None:
@@ -69,9 +69,10 @@ class Tap(asyncio.Protocol):
         self._handler.data_received(data)
         self._pass_on(now, now - self._clock.earliest)
 
-    def eof_received(self) -> bool | None:
+    def eof_received(self) -> None:
         """Called by the transport."""
-        return self._handler.eof_received() if self._handler is not None else None
+        if self._handler is not None:
+            self._handler.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the transport: aiohttp knows whether the body was complete."""
