@@ -1,10 +1,12 @@
 """An OpenAI-compatible server whose phases obey known laws, with continuous batching, in a process of its own.
 
-One thread is the engine: it prefills what waits, whole or in chunks, then runs a decode step for all that run, and
-sleeps until the moment at which the law says that the step ends. Chunks are written by a thread for each connection.
+One thread is the engine: it prefills what waits, whole or in chunks, then runs a decode step for all that run, sleeps
+until the moment at which the law says that the step ends, and writes the tokens. A prefill begins when the response's
+head is sent.
 """
 
 import queue
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+SPIN_S = 3e-4  # before the end of a step: a sleep wakes late, by up to 0.2 ms
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class Laws(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,20 +36,43 @@ class Laws(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Job:
-    """One request: what of its prompt is computed, what of its answer made, and where its tokens go."""
+    """One request: what of its prompt is computed, what of its answer made, and where its tokens go.
 
-    def __init__(self, prompt: int, tokens: int) -> None:
+    ``began``: the moment at which its head was sent, from which its prefill counts.
+    """
+
+    def __init__(self, prompt: int, tokens: int, wire: socket.socket) -> None:
         self.prompt, self.tokens = prompt, tokens
         self.computed = self.made = 0
-        self.out: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.began = 0.0
+        self.over = threading.Event()
+        self._wire = wire
+        self._frames = [frame(prompt, made, tokens) for made in range(1, tokens + 1)]
 
     def emit(self) -> None:
+        try:
+            self._wire.sendall(self._frames[self.made])
+        except OSError:  # the client has gone: nothing more to compute
+            self.tokens = self.made + 1
         self.made += 1
-        self.out.put(self.made)
+        if self.made >= self.tokens:
+            self.over.set()
+
+
+def frame(prompt: int, made: int, tokens: int) -> bytes:
+    """The chunk of one token, as it goes over the wire."""
+    usage = {"prompt_tokens": prompt, "completion_tokens": made}
+    choice = {"index": 0, "text": " w", "finish_reason": "length" if made == tokens else None}
+    data = b"data: %s\n\n" % msgspec.json.encode({"choices": [choice], "usage": usage})
+    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 class Engine(threading.Thread):
-    """Runs steps whose lengths are those of the laws, measured from the end of the step before."""
+    """Runs steps whose lengths are those of the laws, measured from the end of the step before.
+
+    It writes its tokens itself, at the moment at which the law says that the step ends: what threads and timers cost
+    is no part of the law.
+    """
 
     def __init__(self, laws: Laws) -> None:
         super().__init__(daemon=True)
@@ -59,12 +87,13 @@ class Engine(threading.Thread):
         while True:
             if not self.waiting and not self.running:
                 self.waiting.append(self.arrived.get())
-                end = time.perf_counter()
+                end = max(end, self.waiting[0].began)
             while not self.arrived.empty():
                 self.waiting.append(self.arrived.get())
             end += self._step_ms() / 1e3
             while (left := end - time.perf_counter()) > 0:
-                time.sleep(left)
+                if left > SPIN_S:
+                    time.sleep(left - SPIN_S)
             self._finish_step()
 
     def _step_ms(self) -> float:
@@ -126,23 +155,13 @@ class Handler(BaseHTTPRequestHandler):
         body: dict[str, Any] = msgspec.json.decode(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path != "/v1/completions":
             return self._reply(b'{"error": {"message": "no such route"}}', status=404)
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        job = Job(len(body["prompt"]), body["max_tokens"])
+        job = Job(len(body["prompt"]), body["max_tokens"], self.connection)
+        job.began = time.perf_counter()
+        self.connection.sendall(STREAM_HEAD)
         self.engine.arrived.put(job)
-        for _ in range(job.tokens):
-            made = job.out.get()
-            usage = {"prompt_tokens": job.prompt, "completion_tokens": made}
-            reason = "length" if made == job.tokens else None
-            self._send({"choices": [{"index": 0, "text": " w", "finish_reason": reason}], "usage": usage})
+        job.over.wait()
         self.wfile.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
         return None
-
-    def _send(self, event: object) -> None:
-        data = b"data: %s\n\n" % msgspec.json.encode(event)
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,15 +25,19 @@ BATCHES = (2, 4, 8)
 SHORT_CONTEXT, LONG_CONTEXT = 16, 512
 """Prompts of the streams that decode together, in tokens: attention costs little in one and shows in the other."""
 STEPS_TOGETHER = 24
-MOST_TOKENS_TOGETHER, MOST_TOKENS_BRIEFLY = 384, 48  # of a stream, with --full and without
+MOST_TOKENS_TOGETHER, MOST_TOKENS_BRIEFLY = 384, 96  # of a stream, with --full and without
+ROUNDS = 4
+"""Times that each batch is measured, if there is time: its constants rest on runs, not on steps of one run."""
+ROUNDS_S, ROUNDS_FULL_S = 15.0, 60.0  # when no further round of batches is begun
+DEAR = 0.25  # part of that time from which a cell, by its prefills alone, is left out
 
 
 @dataclass(frozen=True)
 class ProfilePlan:
     """Prompt lengths in tokens, tokens to generate, requests for each length.
 
-    ``batches``: streams that decode together for the law over the batch; none is measured without. ``full``: also
-    with long contexts, twice each, and a probe of chunked prefill.
+    ``batches``: streams that decode together for the law over the batch; none is measured without. ``full``: each of
+    them with long contexts too, and more time for it.
     """
 
     lengths: tuple[int, ...]
@@ -99,16 +104,16 @@ class Profile:
         """Warm up at each length, then measure; raises ``RunFailed`` at the first request that fails."""
         lengths = [length for length in sorted(set(self.plan.lengths)) if self._fits(length)]
         cells = self._cells()
-        self._total = len(lengths) * (self.plan.repeats + 1) + sum(batch for batch, _ in cells) + 2 * self.plan.full
+        together = ROUNDS * sum(batch for batch, _ in cells) + 2 * self.plan.full
+        self._total = len(lengths) * (self.plan.repeats + 1) + together
         lengths = await self._warm_up(lengths)
         if not lengths:
             last = self.left_out[-1]
             raise RunFailed(f"no prompt length can be measured; {last.prompt_tokens} tokens: {last.reason}")
-        self._total = self._done + len(lengths) * self.plan.repeats + sum(b for b, _ in cells) + 2 * self.plan.full
+        self._total = self._done + len(lengths) * self.plan.repeats + together
         async for _ in closed_loop(self._calls(lengths), self._measured):
             pass
-        for number, (batch, context) in enumerate(cells):
-            await self._together(number, batch, context)
+        await self._rounds(cells)
         if self.plan.full:
             await self._probe_chunks(lengths[-1])
 
@@ -169,15 +174,30 @@ class Profile:
         return record
 
     def _cells(self) -> list[tuple[int, int]]:
-        """(streams, prompt tokens) to decode together."""
+        """(streams, prompt tokens) to decode together in each round."""
         short = max(SHORT_CONTEXT, self.target.prompts.shortest)
-        contexts = (short, LONG_CONTEXT) if self.plan.full else (short,)
-        cells = [(batch, context) for batch in self.plan.batches for context in contexts]
-        cells *= 2 if self.plan.full else 1
+        cells = [(batch, short) for batch in self.plan.batches]
+        # one long cell tells the price of context from that of a stream; all of them tell whether the two are a sum
+        middle = self.plan.batches[len(self.plan.batches) // 2 :][:1]
+        cells += [(batch, LONG_CONTEXT) for batch in (self.plan.batches if self.plan.full else middle)]
         limit = self.target.api.max_model_len
-        fitting = [(b, c) for b, c in cells if limit is None or c + self._tokens_together(b, c) <= limit]
-        random.shuffle(fitting)
-        return fitting
+        return [(b, c) for b, c in cells if limit is None or c + self._tokens_together(b, c) <= limit]
+
+    async def _rounds(self, cells: Sequence[tuple[int, int]]) -> None:
+        """All cells in random order, again and again as long as there is time."""
+        time_s = ROUNDS_FULL_S if self.plan.full else ROUNDS_S
+        affordable = [(b, c) for b, c in cells if b * (self._ttft_near(c) or 0.0) <= DEAR * time_s] or cells[:1]
+        began = time.perf_counter()
+        for turn in range(ROUNDS):
+            if turn and (time.perf_counter() - began) * (turn + 1) / turn > time_s:
+                break
+            for number, (batch, context) in enumerate(random.sample(affordable, len(affordable))):
+                await self._together(turn * len(affordable) + number, batch, context)
+
+    def _ttft_near(self, context: int) -> float | None:
+        """The shortest wait for a prompt that is at least as long, in seconds, as far as is known by now."""
+        found = spread(ttft(r) for r in self.records if (r.asked_prompt_tokens or 0) >= context)
+        return found.min if found else None
 
     async def _together(self, number: int, batch: int, context: int) -> None:
         """``batch`` streams sent at once; those that are prefilled first decode on until the last has joined them."""
@@ -191,9 +211,8 @@ class Profile:
 
     def _tokens_together(self, batch: int, context: int) -> int:
         """Tokens that outlast the other streams' prefills by ``STEPS_TOGETHER`` steps, as far as is known by now."""
-        near = [r for r in self.records if (r.asked_prompt_tokens or 0) >= context]
-        first, pace = spread(map(ttft, near)), spread(map(tpot, self.records))
-        waits = (batch - 1) * first.min / pace.median if first and pace and pace.median else 0.0
+        first, pace = self._ttft_near(context), spread(map(tpot, self.records))
+        waits = (batch - 1) * first / pace.median if first and pace and pace.median else 0.0
         most = MOST_TOKENS_TOGETHER if self.plan.full else MOST_TOKENS_BRIEFLY
         return min(STEPS_TOGETHER + round(waits), most)
 
