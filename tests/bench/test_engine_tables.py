@@ -1,0 +1,168 @@
+"""bench/engine.py: options, rows, rates and what the table makes of them, by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from answering import Question, prompt
+from biphase.client.record import Chunk, Record
+from biphase.errors import BadInput
+from biphase.roofline.catalogue import load
+from engine import chosen
+from engine_worker import options
+from machine import Machine, roof
+from performance_table import best_peer, markdown, number, ratio_text, ratios
+from serving import decode_rate, flags
+from sides import Places, engine_options, peer_sides, smollm2
+
+
+def test_engine_options_of_a_side() -> None:
+    assert engine_options("int8:activations=int8,dtype=bfloat16") == (
+        "int8",
+        {"activations": "int8", "dtype": "bfloat16"},
+    )
+    assert engine_options("exact") == ("exact", {})
+    assert engine_options(":dtype=float32") == ("biphase", {"dtype": "float32"})
+    with pytest.raises(BadInput, match="'fast' is no key=value"):
+        engine_options("x:fast")
+
+
+def test_worker_options_get_their_types() -> None:
+    found = options(["model=smollm2-135m", "kv_cache_gb=0.5", "threads=2", "prefix_caching=false"])
+    assert (found.model, found.kv_cache_gb, found.threads, found.prefix_caching) == ("smollm2-135m", 0.5, 2, False)
+    with pytest.raises(BadInput, match="unknown field `speed`"):
+        options(["model=m", "speed=high"])
+    with pytest.raises(BadInput, match=r"Expected `int.*threads"):
+        options(["model=m", "threads=many"])
+
+
+def test_serve_flags_of_a_side() -> None:
+    models = smollm2()
+    assert flags("x:model=/m.gguf,dtype=float32,prefix_caching=false", models) == (
+        "/m.gguf",
+        ["--dtype", "float32", "--no-prefix-caching"],
+    )
+    assert flags("x", models) == (str(models.gguf), [])
+
+
+def test_rows_come_in_the_order_of_the_table() -> None:
+    assert chosen("start,prefill-512,decode-8") == ["decode-8", "prefill-512", "start"]
+    with pytest.raises(BadInput, match="no row 'decode-9'"):
+        chosen("decode-9")
+
+
+def test_prompts_differ_from_the_first_token() -> None:
+    assert prompt(4, 7)[0] == 1007
+    assert prompt(4, 8)[0] == 1008
+    assert prompt(300, 7)[1:] == prompt(300, 8)[1:]
+
+
+def stream(*times: float) -> Record:
+    return Record(id="x", intended=0.0, sent=0.0, chunks=tuple(Chunk(t, 1, "text") for t in times))
+
+
+def test_rate_is_over_the_time_in_which_all_streams_decode() -> None:
+    """Both run from 2 to 5: 3 tokens of the first (3, 4, 5) and 2 of the second (3.5, 5) in 3 seconds."""
+    assert decode_rate([stream(1, 2, 3, 4, 5, 6), stream(2, 3.5, 5)]) == pytest.approx(5 / 3)
+
+
+def test_ratios_are_of_pairs_with_quartiles() -> None:
+    """2, 3, 4, 5, 6: the quartiles are 3 and 5; a drift that slows both sides alike changes none."""
+    pairs = ratios([20.0, 15.0, 4.0, 50.0, 12.0], [10.0, 5.0, 1.0, 10.0, 2.0])
+    assert ratio_text(pairs) == "4.00 (3.00 to 5.00)"
+    assert ratio_text([1.5]) == "1.50"
+
+
+def test_the_best_peer_is_by_median_and_never_this_engine() -> None:
+    found = {"biphase": [9.0] * 3, "a": [1.0, 5.0, 1.0], "b": [2.0, 2.0, 2.0]}
+    assert best_peer(found, ["biphase"]) == "b"
+    assert best_peer({"biphase": [1.0]}, ["biphase"]) is None
+
+
+def test_numbers_have_three_digits() -> None:
+    assert [number(value) for value in (0.12345, 12.345, 1234.5)] == ["0.123", "12.3", "1,234"]
+
+
+MACHINE = Machine("A machine, 2 cores", 2, 30e9, 40e9, {"bf16": 400e9, "int8": 800e9}, 0.5)
+
+
+def test_roof_of_decode_is_its_bytes_over_the_bandwidth() -> None:
+    """SmolLM2-135M by its published sizes: 30 layers of 576, heads 9/3 of 64, 1,536, vocabulary 49,152."""
+    model = load(str(smollm2().gguf))
+    found = roof(MACHINE, model, Question("decode", 63, 2, 32))
+    weights = 30 * (576 * (576 + 2 * 192 + 576) + 3 * 576 * 1536) + 576 * 49_152
+    context = 32 + 32 + 1  # the middle of 63 tokens after 32, with itself
+    assert found.flops == pytest.approx(2 * (2 * weights + 2 * 30 * 9 * 64 * 2 * context), rel=1e-3)
+    kv = 2 * 30 * 2 * 3 * 64 * 2 * context
+    assert found.bytes == pytest.approx(model.active_weight_bytes() + kv, rel=0.01)
+    assert found.memory == pytest.approx(2 * 40e9 / found.bytes)
+    assert found.tokens_per_second("int8") == pytest.approx(found.memory)
+
+
+def test_roof_of_prefill_is_its_operations_over_the_rate() -> None:
+    model = load(str(smollm2().gguf))
+    found = roof(MACHINE, model, Question("prefill", 512))
+    assert found.tokens_per_second("bf16") == pytest.approx(512 * 400e9 / found.flops)
+    assert found.compute["int8"] == pytest.approx(2 * found.compute["bf16"])
+
+
+def test_a_missing_peer_is_named_with_how_to_get_it(tmp_path: Path) -> None:
+    places = Places(tmp_path, tmp_path / "python", tmp_path / "python")
+    with pytest.raises(BadInput, match=r"llama\.cpp is not at .*llama-bench: build it for this CPU: cmake"):
+        peer_sides("llama.cpp", places, smollm2(), 2)
+    with pytest.raises(BadInput, match=r"vllm is not at .*a venv with vLLM"):
+        peer_sides("vllm", places, smollm2(), 2)
+    with pytest.raises(BadInput, match="known are"):
+        peer_sides("sglang", places, smollm2(), 2)
+
+
+RESULT = {
+    "model": "M",
+    "repeats": 1,
+    "machine": {
+        "hardware": "A machine, 2 cores",
+        "cores": 2,
+        "bandwidth": 30e9,
+        "model_bandwidth": 40e9,
+        "peak_ops": {"int8": 800e9},
+        "foreign_cores": None,
+    },
+    "engines": ["exact"],
+    "sides": {"exact": "biphase", "peer": "Peer 1"},
+    "rows": [
+        {
+            "id": "decode-1",
+            "question": {},
+            "tokens_per_second": {"exact": [300.0], "peer": [100.0]},
+            "roof": {"bytes": 96e6, "flops": 0.3e9, "memory": 416.7, "compute": {"int8": 2963.0}},
+        }
+    ],
+    "missing": ["vllm is not here"],
+    "serving": {
+        "http": {"exact": {"engine": [1000.0], "http": [950.0]}},
+        "start": {"exact": [2.0, 2.5, 2.2]},
+        "stall": {
+            "exact": {
+                "ITL budget 40 ms": {
+                    "quiet_itl_ms": 5.04,
+                    "p99_gap_ms": 40.1,
+                    "worst_gap_ms": 55.2,
+                    "worst_over_quiet": 11.0,
+                    "ttft_ms": 4321.0,
+                    "ttft_over_whole": 1.256,
+                }
+            }
+        },
+    },
+}
+
+
+def test_markdown_shows_every_part() -> None:
+    text = markdown(RESULT)
+    assert "| decode, 1 sequence | 300 | peer 100 | 3.00 | 0.096 | 0.3 |  | 417 |" in text
+    assert "| decode, 1 sequence | 300 | 100 |" in text
+    assert "| exact | 1,000 | 950 | 0.95 |" in text
+    assert "| exact | 2.20 | 2.50 |" in text
+    assert "| ITL budget 40 ms | 5.0 | 40 | 55 | 4,321 | 1.26 |" in text
+    assert "40.0 GB/s over as many bytes as the weights; matrix products int8 800 GOP/s." in text
+    assert "Left out: vllm is not here." in text
