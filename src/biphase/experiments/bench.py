@@ -105,8 +105,8 @@ async def measure(
 async def _sender(target: Target, workers: int, access: Access) -> AsyncIterator[SendCall]:
     """How calls go out: from this process, or from others."""
     if workers:
-        async with worker_pool(workers, access) as send:
-            yield send
+        async with worker_pool(workers, access) as pool:
+            yield pool
         return
 
     async def send(call: Call, moment: float | None) -> Record:
