@@ -84,18 +84,20 @@ class DecodeLaw(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return self.t0_ms.value + per_sequence * batch + per_token * batch * context
 
 
-def fit_prefill(records: Sequence[Record], http_s: Sequence[float] = ()) -> PrefillLaw | None:
+def fit_prefill(
+    records: Sequence[Record], http_s: Sequence[float] = (), chunk_tokens: int | None = None
+) -> PrefillLaw | None:
     """The law of prompts that were prefilled alone; None with fewer than three lengths or too few samples.
 
-    ``http_s``: seconds of HTTP round trips that computed nothing.
+    ``http_s``: seconds of HTTP round trips that computed nothing. ``chunk_tokens``: the size of the chunks, where it
+    is known; the staircase is then part of the law.
     """
     pairs = [(tokens, seconds) for r in records for tokens, seconds in [_prefill_sample(r)] if tokens and seconds]
     if len({tokens for tokens, _ in pairs}) < FEWEST_LENGTHS or len(pairs) <= FEWEST_LENGTHS + 1:
         return None
     tokens = np.array([float(n) for n, _ in pairs])
     times = np.array([1e3 * t for _, t in pairs])
-    parabola = fit_relative(_parabola(tokens), times)
-    chosen, staircase = _with_staircase(tokens, times, parabola)
+    chosen, staircase = _known_staircase(tokens, times, chunk_tokens) or _with_staircase(tokens, times)
     return PrefillLaw(
         a_ms=_without_http(chosen, [1e3 * t for t in http_s]),
         b_ms_per_token=chosen.coefficient(1),
@@ -151,13 +153,25 @@ def _crossover(fit: Fit, http_s: Sequence[float]) -> Estimate | None:
     return fit.estimate(lambda rows: np.maximum(rows[..., 0] - http, 0) / np.maximum(rows[..., 1], 1e-12))
 
 
-def _with_staircase(tokens: Vector, times: Vector, parabola: Fit) -> tuple[Fit, Staircase | None]:
+def _known_staircase(tokens: Vector, times: Vector, chunk_tokens: int | None) -> tuple[Fit, Staircase] | None:
+    """The staircase of a known chunk size; None where no prompt, or every one, takes more than one pass."""
+    if chunk_tokens is None or len(times) < 6 or not tokens.min() <= chunk_tokens < tokens.max():
+        return None
+    fit = fit_relative(_stairs(tokens, chunk_tokens), times)
+    return fit, Staircase(chunk_tokens, fit.coefficient(3))
+
+
+def _stairs(tokens: Vector, chunk_tokens: int) -> Vector:
+    return np.column_stack([_parabola(tokens), np.ceil(tokens / chunk_tokens) - 1])
+
+
+def _with_staircase(tokens: Vector, times: Vector) -> tuple[Fit, Staircase | None]:
     """The parabola, unless a staircase of some chunk size explains the times decisively better."""
+    parabola = fit_relative(_parabola(tokens), times)
     sizes = [size for size in CHUNK_SIZES if tokens.min() <= size < tokens.max()]
     if len(set(tokens)) < STAIRCASE_LENGTHS or len(times) < 8:
         return parabola, None
-    designs = {n: np.column_stack([_parabola(tokens), np.ceil(tokens / n) - 1]) for n in sizes}
-    fits = {n: fit_relative(design, times) for n, design in designs.items()}
+    fits = {n: fit_relative(_stairs(tokens, n), times) for n in sizes}
     best = min(fits, key=lambda n: _aicc(fits[n], 5), default=None)  # the size is a constant too
     if best is None or _aicc(fits[best], 5) > _aicc(parabola, 3) - DECISIVE:
         return parabola, None

@@ -176,10 +176,12 @@ def _advice(
     prompt: int,
     chunking: Chunking | None,
 ) -> ChunkAdvice | None:
-    law = fit_prefill(records.alone, http_share(records.alone, facts.http_round_trip_s))
-    if asked.itl_slo_ms is None or law is None or quiet_s is None:
+    if asked.itl_slo_ms is None or quiet_s is None:
         return None
     own = (chunking.chunk_tokens or prompt) if chunking and chunking.single_size else None
+    law = fit_prefill(records.alone, http_share(records.alone, facts.http_round_trip_s), own)
+    if law is None:
+        return None
     return advise(law, 1e3 * quiet_s, prompt, asked.itl_slo_ms, own)
 
 

@@ -140,7 +140,7 @@ def _run(
 
 def _report(result: "ProfileResult", outputs: Outputs) -> None:
     """Table on stdout and files, also of a run that broke off; then its error, if there is one."""
-    from biphase.experiments.profile import INTERRUPTED
+    from biphase.experiments.facts import INTERRUPTED
     from biphase.report.files import json_bytes, markdown
     from biphase.report.tables import print_profile
 

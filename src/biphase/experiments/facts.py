@@ -10,8 +10,19 @@ from biphase.client.negotiation import Target
 from biphase.client.record import Record, RunFacts
 from biphase.client.scrape import GENERATED, RUNNING, Scrape, scrape
 
+INTERRUPTED = "interrupted"
 SETTLE_S = 0.25  # engines count a step's tokens a moment after they send them
 SETTLES = 4
+
+
+def versions(version: str) -> dict[str, str]:
+    """Of biphase, Python and the client's machine."""
+    return {"biphase": version, "python": platform.python_version(), "platform": platform.platform()}
+
+
+def now() -> str:
+    """UTC in seconds, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def run_facts(
@@ -21,8 +32,8 @@ def run_facts(
     busy = before.value(RUNNING) if before else None
     return RunFacts(
         command=shlex.join(command),
-        versions={"biphase": version, "python": platform.python_version(), "platform": platform.platform()},
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=versions(version),
+        started=now(),
         url=target.api.base,
         model=target.api.model,
         tokens=tokens,

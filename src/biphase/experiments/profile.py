@@ -17,9 +17,8 @@ from biphase.client.openai import Call, make_call
 from biphase.client.record import Keep, LeftOut, Record
 from biphase.client.scrape import scrape
 from biphase.errors import RunFailed
-from biphase.experiments.facts import foreign_tokens, run_facts
+from biphase.experiments.facts import INTERRUPTED, foreign_tokens, run_facts
 
-INTERRUPTED = "interrupted"
 WARMUP_TOKENS = 4
 BATCHES = (2, 4, 8)
 SHORT_CONTEXT, LONG_CONTEXT = 16, 512

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 from biphase.analysis.chunk_size import Chunking, next_probe
 from biphase.analysis.latency import e2e, spread, tpot, ttft
 from biphase.analysis.stall import Attack, at_once, gaps_during, outlasted, quiet_median_s
-from biphase.analysis.stall_result import Asked, ServerStall, StallRecords, analyse_stall, recover_chunks
+from biphase.analysis.stall_result import Asked, ServerStall, StallRecords, StallResult, analyse_stall, recover_chunks
 from biphase.client.endpoint import Access
 from biphase.client.load import patient
 from biphase.client.negotiation import Target, open_target
@@ -19,8 +20,8 @@ from biphase.client.openai import Call, make_call
 from biphase.client.record import Keep, Record
 from biphase.client.scrape import scrape
 from biphase.errors import RunFailed
-from biphase.experiments.facts import foreign_tokens, run_facts
-from biphase.experiments.profile import INTERRUPTED, Progress
+from biphase.experiments.facts import INTERRUPTED, foreign_tokens, now, run_facts, versions
+from biphase.experiments.profile import Progress
 
 VICTIM_PROMPT = 32  # tokens: victims are there to decode
 QUIET_TOKENS = 48  # of the streams that run without a prompt: enough to overlap, and for a pace
@@ -47,7 +48,7 @@ class StallPlan:
     @property
     def requests(self) -> int:
         """Requests that a run sends, probes for the chunk size not counted."""
-        laws = 2 * len(LAW_PARTS) if self.itl_slo_ms is not None else 0
+        laws = 2 * len(LAW_PARTS) + 1 if self.itl_slo_ms is not None else 0
         return 2 + laws + self.victims + 1 + (self.repeats + 1) * (self.victims + 1)
 
 
@@ -86,6 +87,22 @@ async def measure(url: str, model: str | None, access: Access, plan: StallPlan, 
         return analyse_stall(asked, facts, stall.records, stall.slots, stall.notes)
 
 
+def result(plan: StallPlan, servers: Sequence[ServerStall], run: Run, error: str | None) -> StallResult:
+    """The servers measured so far as one result."""
+    return StallResult(
+        biphase=run.version,
+        command=shlex.join(run.command),
+        versions=versions(run.version),
+        started=now(),
+        victims=plan.victims,
+        prompt_tokens=plan.prompt,
+        repeats=plan.repeats,
+        itl_slo_ms=plan.itl_slo_ms,
+        servers=tuple(servers),
+        error=error,
+    )
+
+
 class Stall:
     """One run in progress; ``records``, ``sent`` and ``notes`` hold what there is at any time, also after a failure."""
 
@@ -103,7 +120,7 @@ class Stall:
         self._total = plan.requests
 
     async def run(self) -> None:
-        """Prompt alone, streams alone, a small attack, the attacks, then probes for the chunk size."""
+        """Prompt alone, streams alone, a small attack, the attacks, then what chunk size and law still need."""
         await self._long_prompt_alone()
         await self._streams_alone()
         first = await self._attack("warm-up", self._part(FIRST_PART), self._steps_of_whole(self._part(FIRST_PART)))
@@ -114,19 +131,30 @@ class Stall:
             complete = outlasted(attack) == len(attack.victims)
             steps = round(1.3 * self._steps_during(attack)) + 4 if complete else 2 * steps
         await self._probe_chunks(steps)
+        await self._law_lengths()
 
     # ---- the prompt alone
 
     async def _long_prompt_alone(self) -> None:
-        """The warm-up finds the longest prompt that the server takes; then it, and shorter ones for a law, alone."""
+        """The warm-up finds the longest prompt that the server takes; then it alone, to be measured."""
         self._shorten_to_limit()
         await self._warm_up()
-        lengths = [self._prompt]
-        if self.plan.itl_slo_ms is not None:
-            lengths += [self._part(part) for part in LAW_PARTS] * 2 + [self._prompt]
-        for number, length in enumerate(lengths):
-            record = await self._good(self._call(f"alone-{length}-{number}", length, PROMPT_ANSWER))
-            self.records.alone.append(record)
+        await self._alone([self._prompt])
+
+    async def _alone(self, lengths: Sequence[int]) -> None:
+        for length in lengths:
+            name = f"alone-{length}-{len(self.records.alone)}"
+            self.records.alone.append(await self._good(self._call(name, length, PROMPT_ANSWER)))
+
+    async def _law_lengths(self) -> None:
+        """Prompts alone for the prefill law: where the server chunks, within a chunk and over several."""
+        if self.plan.itl_slo_ms is None:
+            return
+        found, shortest = self._chunking(), self.target.prompts.shortest
+        lengths = [self._part(part) for part in LAW_PARTS]
+        if found is not None and found.least is not None:
+            lengths = [max(found.least // part, shortest) for part in (4, 2, 1)] + [self._part(2)]
+        await self._alone([*lengths, self._prompt, *lengths])
 
     def _shorten_to_limit(self) -> None:
         limit = self.target.api.max_model_len
@@ -184,7 +212,7 @@ class Stall:
     # ---- attacks
 
     async def _attack(self, name: str, length: int, steps_during: int) -> Attack:
-        """Streams decode, then the prompt comes; ``steps_during``: tokens that a stream may get while it is prefilled."""
+        """Streams decode, then the prompt comes; ``steps_during``: tokens a stream may get while it is prefilled."""
         pace = self._pace_s()
         tokens = QUIET_STEPS + steps_during + AFTER_STEPS + round(self._start_s() / pace if pace else 0)
         calls = [self._victim_call(f"{name}/stream-{n}", self._fitting(tokens)) for n in range(self._victims)]

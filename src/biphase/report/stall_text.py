@@ -79,26 +79,26 @@ def _chunks(server: ServerStall) -> str | None:
 
 def _passes(found: Chunking) -> str:
     longest = max(found.counts, key=lambda count: count.prompt_tokens)
-    return (
-        f"{longest.passes} passes for {longest.prompt_tokens:,} tokens, {found.agree} of {len(found.counts)} counts agree"
-    )
+    agree = f"{found.agree} of {len(found.counts)} counts agree"
+    return f"{longest.passes} passes for {longest.prompt_tokens:,} tokens, {agree}"
 
 
 def _advice(found: ChunkAdvice, server: ServerStall) -> Iterator[str]:
     wanted = f"{found.itl_slo_ms:g} ms"
     if found.chunk_tokens is None:
         yield (
-            f"No chunk keeps an ITL of {wanted}: one decode step of these {server.victims} streams alone takes "
-            f"{number(found.quiet_itl_ms)} ms."
+            f"No chunk keeps an ITL of {wanted}: a decode step of these {server.victims} streams alone takes "
+            f"{number(found.quiet_itl_ms)} ms, and a pass with prefill costs {number(found.pass_floor_ms)} ms before its "
+            "first token."
         )
     elif found.chunk_tokens.value >= found.prompt_tokens:
         yield f"By the measured law even the whole prompt keeps an ITL of {wanted}."
     else:
-        low, high = found.chunk_tokens.low, found.chunk_tokens.high
+        chunk, low, high = found.chunk_tokens.value, found.chunk_tokens.low, found.chunk_tokens.high
         yield (
-            f"To keep an ITL of {wanted}, chunks of {found.chunk_tokens.value:,.0f} tokens [{low:,.0f}, {high:,.0f}] by "
-            f"the measured law (a budget of {found.chunk_tokens.value + server.victims:,.0f} with the decodes); the "
-            f"prompt's TTFT is then {number(found.ttft_ms or 0.0)} ms, alone and whole {number(found.ttft_whole_ms)} ms."
+            f"To keep an ITL of {wanted}: chunks of {chunk:,.0f} tokens [{low:,.0f}, {high:,.0f}] by the measured law, "
+            f"a budget of {chunk + server.victims:,.0f} with the decodes; the prompt's TTFT is then "
+            f"{number(found.ttft_ms or 0.0)} ms (alone, on the server as it is, {number(found.ttft_alone_ms)} ms)."
         )
     if found.worst_gap_ms is not None and server.prefill_gap_ms is not None:
         yield (
@@ -122,5 +122,4 @@ def stall_conditions(result: StallResult) -> Iterator[str]:
     )
     lag = max(s.client_lag_ms for s in measured)
     yield f"stamps of the client lag by {lag:.2f} ms at most"
-    for note in dict.fromkeys(note for s in measured for note in s.notes):
-        yield note
+    yield from dict.fromkeys(note for s in measured for note in s.notes)
