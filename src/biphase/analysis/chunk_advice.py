@@ -88,7 +88,9 @@ class Passes:
         """Tokens of the largest chunk that keeps the ITL, with the interval of ``b`` and ``c``; None when none does."""
         b, c, spare = self.law.b_ms_per_token, self.law.c_ms_per_token2, itl_slo_ms - self.floor_ms
         best = self._largest(b.value, c.value, spare)
-        return Estimate(best, self._largest(b.high, c.high, spare), self._largest(b.low, c.low, spare)) if best else None
+        if not best:
+            return None
+        return Estimate(best, self._largest(b.high, c.high, spare), self._largest(b.low, c.low, spare))
 
     def _work(self, b: float, c: float, chunk: int) -> float:
         return b * chunk + c * (self.prompt_tokens**2 - (self.prompt_tokens - chunk) ** 2)

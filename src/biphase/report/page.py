@@ -59,9 +59,10 @@ def _table(result: ProfileResult) -> Iterator[str]:
     yield "</tbody></table></div>"
 
 
-def figure(heading: str, svg: str, caption: str) -> str:
-    """A picture with its heading and what it shows."""
-    return f"<figure><h2>{escape(heading)}</h2>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
+def figure(heading: str, svg: str, caption: str, wide: bool = False) -> str:
+    """A picture with its heading and what it shows; ``wide``: over both columns of the page."""
+    start = '<figure style="grid-column: 1 / -1">' if wide else "<figure>"
+    return f"{start}<h2>{escape(heading)}</h2>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def _prefill(result: ProfileResult) -> Iterator[str]:

@@ -52,7 +52,7 @@ def _picture(result: StallResult) -> Iterator[str]:
         "server the repeat with the median worst gap. Before 0 the streams decode undisturbed."
     )
     svg = stall_plot(result.servers, result.itl_slo_ms)
-    yield f"<div>{figure('ITL of every stream over time', svg, caption)}</div>"
+    yield figure("ITL of every stream over time", svg, caption, wide=True)
 
 
 def _words(result: StallResult) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A stall as sentences: what the streams felt, in which chunks the server prefills, what chunk would keep a wanted ITL."""
+"""A stall as sentences: what the streams felt, how the server chunks, which chunk would keep a wanted ITL."""
 
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -88,7 +88,7 @@ def _advice(found: ChunkAdvice, server: ServerStall) -> Iterator[str]:
     if found.chunk_tokens is None:
         yield (
             f"No chunk keeps an ITL of {wanted}: a decode step of these {server.victims} streams alone takes "
-            f"{number(found.quiet_itl_ms)} ms, and a pass with prefill costs {number(found.pass_floor_ms)} ms before its "
+            f"{number(found.quiet_itl_ms)} ms, and a pass with prefill {number(found.pass_floor_ms)} ms before its "
             "first token."
         )
     elif found.chunk_tokens.value >= found.prompt_tokens:
