@@ -1,0 +1,153 @@
+"""``biphase bench``: realistic traffic against a server, goodput under an SLO, the rate at which it saturates."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from biphase import __version__
+from biphase.cli import bench_options as options
+from biphase.cli import profile_options as common
+from biphase.cli.outputs import check_writable, write_output
+from biphase.cli.targets import found_server, one_interrupt, start_engine
+from biphase.errors import BadInput, RunFailed
+from biphase.models import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from biphase.analysis.bench_result import BenchResult
+    from biphase.client.endpoint import Access
+    from biphase.client.record import Keep
+    from biphase.experiments.bench import BenchPlan
+
+
+def bench(
+    url: common.Url = None,
+    workload: options.WorkloadName = "chat",
+    rate: options.Rate = None,
+    concurrency: options.Concurrency = None,
+    trace_speed: options.TraceSpeed = None,
+    arrivals: options.Arrivals = "poisson",
+    burstiness: options.Burstiness = 1.0,
+    duration: options.Duration = 60.0,
+    requests: options.Requests = None,
+    warmup: options.Warmup = None,
+    drain: options.Drain = 60.0,
+    slo: options.SloText = None,
+    slo_share: options.SloShare = "95%",
+    search: options.Search = False,
+    precision: options.Precision = "10%",
+    repeats: options.Repeats = 3,
+    too_long: options.TooLong = "clip",
+    workers: options.Workers = 0,
+    price_per_hour: options.PricePerHour = None,
+    laws: options.LawsFile = None,
+    seed: options.Seed = None,
+    model: common.Model = None,
+    json: common.Json = None,
+    html: common.Html = None,
+    records: common.Records = None,
+    api_key: common.ApiKey = None,
+    header: common.Header = None,
+    ca: common.Ca = None,
+    timeout: common.Timeout = 300.0,
+    dtype: common.Dtype = None,
+    random_weights: common.RandomWeights = False,
+) -> None:
+    """Send realistic traffic to any OpenAI-compatible server, or to the built-in engine: goodput, saturation, price."""
+    from biphase.client.workloads import find_workload
+
+    traffic = find_workload(workload)
+    loads = options.make_loads(traffic, rate, concurrency, trace_speed, arrivals, burstiness)
+    plan = options.make_plan(
+        traffic,
+        loads,
+        options.make_slo(slo, slo_share, search),
+        duration=duration,
+        requests=requests,
+        warmup=warmup,
+        drain=drain,
+        search=search,
+        precision=precision,
+        repeats=repeats,
+        too_long=too_long,
+        workers=workers,
+        price_per_hour=price_per_hour,
+        laws=laws,
+        seed=seed,
+    )
+    access = common.make_access(api_key, header or [], timeout, ca)
+    engine_options = [*(["--dtype", dtype] if dtype else []), *(["--random-weights"] if random_weights else [])]
+    url = _address(url, engine_options)
+    for path in (json, html, records):
+        check_writable(path)
+    with one_interrupt() as exit_status:
+        try:
+            with ExitStack() as stack:
+                result = _run(stack, url, model, plan, access, engine_options, records)
+            _report(result, json, html)
+        except KeyboardInterrupt:
+            raise typer.Exit(exit_status()) from None
+
+
+def _address(url: str | None, engine_options: list[str]) -> str | None:
+    from biphase.client.endpoint import parse_url
+
+    if url is None:
+        return None
+    if url != "local":
+        url = parse_url(common.refuse_model_as_url(url))
+    if engine_options:
+        raise BadInput(f"{engine_options[0]} is for the built-in engine and says nothing to the server at {url}")
+    return url
+
+
+def _run(
+    stack: ExitStack,
+    url: str | None,
+    model: str | None,
+    plan: "BenchPlan",
+    access: "Access",
+    engine_options: list[str],
+    records: Path | None,
+) -> "BenchResult":
+    """Load ``url``, or the built-in engine, which ends with the stack."""
+    from msgspec.structs import replace
+
+    from biphase.client import clock
+    from biphase.client.record import open_records
+    from biphase.experiments.bench import measure
+    from biphase.report.progress import display
+
+    keep: Keep = stack.enter_context(open_records(records)) if records else lambda record: None
+    shown = stack.enter_context(display())
+    engine = None
+    if url is None:
+        engine = start_engine(stack, model or DEFAULT_MODEL, engine_options, shown)
+        url, model = engine.url, engine.model
+    elif url == "local":
+        url = found_server(access, shown)
+    shown.status(f"asking {url} what it serves")
+    command = common.shown_command()
+    result = clock.run(measure(url, model, access, plan, keep, shown.step, __version__, command))
+    death = engine.death() if engine and result.profile.error else None
+    return replace(result, profile=replace(result.profile, error=death)) if death else result
+
+
+def _report(result: "BenchResult", json: Path | None, html: Path | None) -> None:
+    """Tables on stdout and files, also of a run that broke off; then its error, if there is one."""
+    from biphase.experiments.bench import INTERRUPTED
+    from biphase.report.bench_files import bench_json
+    from biphase.report.bench_tables import print_bench
+
+    print_bench(result)
+    if json is not None:
+        write_output(json, bench_json(result))
+    if html is not None:
+        from biphase.report.bench_page import bench_page
+
+        write_output(html, bench_page(result))
+    if result.profile.error == INTERRUPTED:
+        raise KeyboardInterrupt
+    if result.profile.error is not None:
+        raise RunFailed(result.profile.error)
