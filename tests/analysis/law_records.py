@@ -48,6 +48,7 @@ class LawServer:
                 id=f"{name}-{i}",
                 intended=sent,
                 sent=sent,
+                first_byte=sent + self.http + self.rng.random() * self.late,
                 chunks=tuple(stamps[i]),
                 ended=stamps[i][-1].t,
                 prompt_tokens=prompt,

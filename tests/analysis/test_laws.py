@@ -21,7 +21,8 @@ def contains(found: Estimate | None, truth: float) -> bool:
 
 def test_intervals_contain_the_constants_of_prefill() -> None:
     """a = 30 ms, b = 0.1 ms/token, c = 2e-6 ms/token^2: all three in at least 18 of 20 runs, for each constant."""
-    laws = [fit_prefill(LawServer(seed).profile()) for seed in range(RUNS)]
+    runs = [LawServer(seed).profile() for seed in range(RUNS)]
+    laws = [fit_prefill(records, http_share(records, [])) for records in runs]
     assert sum(contains(law.a_ms, 30.0) for law in laws if law) >= 18
     assert sum(contains(law.b_ms_per_token, 0.1) for law in laws if law) >= 18
     assert sum(contains(law.c_ms_per_token2, 2e-6) for law in laws if law) >= 18

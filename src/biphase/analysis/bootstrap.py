@@ -3,8 +3,8 @@
 A sample of a time ``y`` is explained by ``sum_j x_j coefficient_j``. What is minimised is the relative error
 ``sum ((y - fit) / y)^2`` with Huber's weights, so that a prompt of one token counts as much as one of 8192. The
 intervals come from a wild bootstrap (Wu 1986, Rademacher signs) of residuals divided by 1 - leverage (HC3), which
-allows for noise that grows with the time, widened by Student's t for the
-samples that speak for the least supported constant.
+allows for noise that grows with the time, widened by Student's t for the samples that speak for the least supported
+constant. They are simultaneous: with 95 % confidence all constants of a law lie in theirs.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _ROUNDS = 20
 
 
 class Estimate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A fitted constant with its 95 % bootstrap interval, in the unit that its name says."""
+    """A fitted constant, in the unit that its name says, with its interval: 95 % for all constants of the fit."""
 
     value: float
     low: float
@@ -94,14 +94,15 @@ def _widening(unit: Vector, weights: Vector) -> float:
     """How much longer the arms of the intervals are than the bootstrap's.
 
     Student's t over the normal quantile, with the degrees of freedom of the constant that has fewest (Satterthwaite:
-    five samples of the longest prompt may be all that speaks for ``c``, and an error there moves the others too); and
-    Huber's variance, which has the share of unclipped residuals where weighted least squares has the mean weight.
+    five samples of the longest prompt may be all that speaks for ``c``, and an error there moves the others too), at
+    the level at which all constants together are held with ``CONFIDENCE`` (Bonferroni); and Huber's variance, which
+    has the share of unclipped residuals where weighted least squares has the mean weight.
     """
     root = np.sqrt(weights)
     pull = (np.linalg.pinv(unit * root[:, None]) * root) ** 2
     freedom = pull.sum(axis=1) ** 2 / (pull**2).sum(axis=1) - 1
-    level = 0.5 + CONFIDENCE / 2
-    student = stats.t.ppf(level, max(float(freedom.min()), 1.5)) / stats.norm.ppf(level)
+    together = 1 - (1 - CONFIDENCE) / (2 * unit.shape[1])
+    student = stats.t.ppf(together, max(float(freedom.min()), 1.5)) / stats.norm.ppf(0.5 + CONFIDENCE / 2)
     return float(student * weights.mean() / max(float(np.mean(weights == 1.0)), 0.5))
 
 

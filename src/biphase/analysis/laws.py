@@ -135,11 +135,11 @@ def _parabola(tokens: Vector) -> Vector:
 
 
 def _without_http(fit: Fit, http_ms: Sequence[float]) -> Estimate:
-    """``a`` less the HTTP share, whose own uncertainty is its quartiles: single slow trips are outliers."""
+    """``a`` less the HTTP share, uncertain by its outer tenths: the trips inside the TTFTs are as uneven."""
     if not http_ms:
         return fit.coefficient(0)
     drawn = np.random.default_rng(1).choice(http_ms, len(fit.replicates))
-    drawn = np.clip(drawn, *np.percentile(http_ms, [25, 75]))
+    drawn = np.clip(drawn, *np.percentile(http_ms, [10, 90]))
     value = max(float(fit.coefficients[0]) - float(np.median(http_ms)), 0.0)
     found = interval(value, fit.replicates[:, 0] - drawn, fit.widening)
     return Estimate(value, max(found.low, 0.0), max(found.high, 0.0))

@@ -107,7 +107,7 @@ def longest(found: Sequence[Window]) -> Window:
 
 def split(engine: Engine, window: Window) -> Split:
     """Everything that one window says."""
-    seconds = window.seconds if window.seconds > 0 and all(one.timed for one in window.scrapes) else None
+    seconds = window.seconds if window.seconds > 0 else None
     engines = _engines(engine, window)
     tokens = unit(read(engine.computed, window) or read(engine.prompt, window), _decoded(engine, window))
     engine_s = _engine_seconds(engine, window, tokens)

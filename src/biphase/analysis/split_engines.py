@@ -286,3 +286,18 @@ def recognise(scrape: Scrape) -> Engine | None:
 
 def _own(engine: Engine, scrape: Scrape) -> bool:
     return bool((engine.names - VLLM.names) & scrape.series.keys())
+
+
+_NOT_ENGINES = {
+    "litellm_": "LiteLLM is a proxy and counts no phases: read the metrics of the engine behind it",
+    "nv_": "Triton counts neither tokens nor seconds of a phase: trtllm-serve does, at /prometheus/metrics",
+}
+
+
+def explain_unknown(scrape: Scrape) -> str:
+    """What is on a page that no engine knows, and what to read instead."""
+    own = sorted(name for name in scrape.series if not name.startswith(("process_", "python_", "go_")))
+    advice = next((text for prefix, text in _NOT_ENGINES.items() if any(n.startswith(prefix) for n in own)), None)
+    known = ", ".join(engine.name for engine in ENGINES if engine is not LLAMA_CPP_OLD)
+    names = f"the first of its {len(own)} names: {', '.join(own[:3])}" if own else "it has none"
+    return f"{advice or f'the page holds no names of {known}'} ({names})"

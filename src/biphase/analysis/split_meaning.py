@@ -188,6 +188,6 @@ def _cache(found: Split) -> Verdict | None:
         return Verdict(
             "cache-idle",
             f"the prefix cache gave {percent(rate)} of the prompt tokens",
-            "if prompts share a start (system prompt, conversation), put it first, byte for byte, and switch caching on",
+            "if prompts share a start (system prompt, conversation), put it first, unchanged, and switch caching on",
         )
     return None

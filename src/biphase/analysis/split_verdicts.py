@@ -48,6 +48,7 @@ def split_verdicts(found: Split, how: Circumstances) -> tuple[Verdict, ...]:
         _restarted,
         _unanswered,
         _since_start,
+        _file_times,
         _no_traffic,
         _edges,
         _cache_unknown,
@@ -96,6 +97,16 @@ def _since_start(found: Split, how: Circumstances) -> Verdict | None:
         "since-start",
         "one scrape alone: the numbers are of all that the server did since it started, its warm-up among them",
         "a second scrape, a minute later, makes a window of the two",
+    )
+
+
+def _file_times(found: Split, how: Circumstances) -> Verdict | None:
+    if not how.untimed:
+        return None
+    return Verdict(
+        "file-times",
+        "the scrapes have no time of their own: that of their files is taken",
+        "if they were copied, believe no number per second; biphase split --save writes the times down",
     )
 
 
