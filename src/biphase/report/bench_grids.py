@@ -22,30 +22,40 @@ class Grid:
 def grids(result: BenchResult) -> list[Grid]:
     """Levels, the evidence of the search, TTFT by uncached prompt length: those that have something to say."""
     bench = result.bench
-    found = [_levels(bench.levels) if bench.saturation is None else _probes(result)]
     shown = bench.levels[bench.shown]
-    found += [_latencies(shown)]
-    return [grid for grid in (*found, _buckets(shown)) if grid.rows]
+    loads = [_levels(bench.levels), _paces(bench.levels)] if bench.saturation is None else [_probes(result)]
+    return [grid for grid in (*loads, _latencies(shown), _buckets(shown)) if grid.rows]
 
 
 def _levels(levels: Sequence[LevelResult]) -> Grid:
     judged = any(level.measured.attainment for level in levels)
-    columns = [f"load, {levels[0].load.unit}", "due", "done", "429", "failed", "req/s", "in tok/s", "out tok/s"]
+    columns = [f"load, {levels[0].load.unit}", "due", "done", "429", "failed", "req/s"]
     columns += ["SLO kept", "goodput, req/s"] if judged else []
-    columns += ["TTFT p50", "p99 ms", "ITL p50", "p99 ms"]
     return Grid("Levels of load", columns, [_level_row(level, judged) for level in levels])
 
 
 def _level_row(level: LevelResult, judged: bool) -> list[str]:
-    found = level.measured
-    o, flow = found.outcomes, found.flow
+    o, flow, kept = level.measured.outcomes, level.measured.flow, level.measured.attainment
     cells = [significant(level.load.level), str(o.due), str(o.completed), str(o.turned_away)]
-    cells += [str(o.failed + o.unfinished)]
-    cells += [significant(rate) for rate in (flow.completed, flow.input_tokens, flow.output_tokens)]
+    cells += [str(o.failed + o.unfinished), significant(flow.completed)]
     if judged:
-        kept = found.attainment
         cells += [f"{100 * kept.all:.1f} %" if kept else NOTHING, significant(flow.goodput or 0.0)]
-    return [*cells, *_pair(found.ttft_ms), *_pair(found.itl_ms)]
+    return cells
+
+
+def _paces(levels: Sequence[LevelResult]) -> Grid:
+    columns = (f"load, {levels[0].load.unit}", "in tok/s", "out tok/s", "TTFT p50 ms", "p99", "ITL p50 ms", "p99")
+    rows = [
+        (
+            significant(level.load.level),
+            significant(level.measured.flow.input_tokens),
+            significant(level.measured.flow.output_tokens),
+            *_pair(level.measured.ttft_ms),
+            *_pair(level.measured.itl_ms),
+        )
+        for level in levels
+    ]
+    return Grid("Rates and latencies", columns, rows if len(levels) > 1 else ())
 
 
 def _pair(values: Percentiles | None) -> tuple[str, str]:

@@ -107,8 +107,8 @@ def _window(level: LevelResult) -> str:
     found = level.measured
     return (
         f"steady state: {found.outcomes.due} requests that were due in a window of {found.window_s:.1f} s are "
-        f"measured; the {found.before_s:.1f} s before it (warm-up) and the {level.drain_s:.1f} s after it (drain) are left out, "
-        f"but their requests are waited for; on average {found.occupancy.mean:.3g} requests were in flight"
+        f"measured; the {found.before_s:.1f} s before it (warm-up) and the {level.drain_s:.1f} s after it (drain) are "
+        f"left out, but their requests are waited for; on average {found.occupancy.mean:.3g} requests were in flight"
     )
 
 
