@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import msgspec
 import numpy as np
 
+from biphase.analysis.chunk_probe import ChunkedPrefill, chunked_prefill, not_probes
 from biphase.analysis.floor import Comparison, compare_with_floor
 from biphase.analysis.latency import (
     Spread,
@@ -65,21 +65,6 @@ class Saturation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     best_tok_per_s: float
 
 
-class ChunkedPrefill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a stream in decode felt of a long prompt beside it: its number of raised gaps, and the chunk that follows.
-
-    ``chunk_tokens_least`` and ``chunk_tokens_most`` bound the chunk: one gap is raised for each. With one raised gap
-    the prompt ran whole: the chunk, if there is any, is not smaller than the prompt.
-    """
-
-    prompt_tokens: int
-    raised_gaps: int
-    worst_gap_ms: float
-    usual_gap_ms: float
-    chunk_tokens_least: int
-    chunk_tokens_most: int | None
-
-
 class ProfileResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A profile; the JSON of ``biphase profile --json`` is this type, with units in the names of the keys.
 
@@ -129,7 +114,7 @@ def analyse(facts: RunFacts, records: Sequence[Record], hardware: Hardware | Non
     good = [r for r in records if not r.warmup and r.error is None]
     alone = [r for r in good if r.concurrency == 1]
     rows = tuple(_row(length, [r for r in alone if r.asked_prompt_tokens == length]) for length in _lengths(alone))
-    laws = fit_prefill(alone, http_share(alone, facts.http_round_trip_s)), fit_decode(_not_probes(good))
+    laws = fit_prefill(alone, http_share(alone, facts.http_round_trip_s)), fit_decode(not_probes(good))
     generated = sum(r.completion_tokens or 0 for r in records)
     comparison = hardware.compare(*laws, [row.prompt_tokens for row in rows]) if hardware else None
     foreign = foreign_traffic(facts.foreign_tokens, generated, facts.busy_before)
@@ -159,46 +144,6 @@ def analyse(facts: RunFacts, records: Sequence[Record], hardware: Hardware | Non
         vllm_bench=dict(vllm_keys(alone, facts.model, facts.started)),
         error=facts.error,
     )
-
-
-PROBE = "chunk-probe"
-RAISED = 2.5
-"""Times the usual gap from which a gap of the watching stream holds a piece of the prompt beside it."""
-
-
-def _not_probes(records: Sequence[Record]) -> list[Record]:
-    return [r for r in records if not r.id.startswith(PROBE)]
-
-
-def chunked_prefill(records: Sequence[Record]) -> ChunkedPrefill | None:
-    """Read the chunk size off the gaps of a stream beside which a long prompt was prefilled; None without a probe."""
-    watchers = {r.id.removesuffix("-watcher"): r for r in records if r.id.endswith("-watcher")}
-    found = [
-        chunk
-        for prompt in records
-        if prompt.id in watchers and (chunk := _felt(watchers[prompt.id], prompt)) is not None
-    ]
-    return max(found, key=lambda chunk: chunk.raised_gaps, default=None)
-
-
-def _felt(watcher: Record, prompt: Record) -> ChunkedPrefill | None:
-    first, length = ttft(prompt), prompt.prompt_tokens or prompt.asked_prompt_tokens
-    if first is None or length is None:
-        return None
-    end = prompt.sent + first
-    chunks = watcher.token_chunks
-    pairs = list(pairwise(chunks))
-    outside = [b.t - a.t for a, b in pairs if b.t < prompt.sent]
-    inside = [b.t - a.t for a, b in pairs if b.t > prompt.sent and a.t < end]
-    usual = spread(outside)
-    if usual is None or usual.n < 3 or not inside or chunks[-1].t < end:
-        return None
-    raised = sum(gap > RAISED * usual.median for gap in inside)
-    if raised == 0:
-        return None
-    most = None if raised == 1 else -(-length // (raised - 1)) - 1
-    least = -(-length // raised)
-    return ChunkedPrefill(length, raised, 1e3 * max(inside), 1e3 * usual.median, least, most)
 
 
 def _lengths(records: Sequence[Record]) -> list[int]:

@@ -46,7 +46,7 @@ Repeats = Annotated[int, typer.Option(help="Requests for each length.")]
 Full = Annotated[
     bool,
     typer.Option(
-        "--full", help="Also the whole grid of batches and contexts, more lengths, and a probe of chunked prefill."
+        "--full", help="More lengths, and the whole grid of batches and contexts."
     ),
 ]
 ModelConfig = Annotated[
@@ -116,7 +116,7 @@ def make_plan(lengths: str | None, tokens: int, repeats: int, full: bool) -> "Pr
         raise BadInput(f"--tokens {tokens}: expected 2 to {MOST_TOKENS:,}; decode begins with the second token")
     if not 1 <= repeats <= MOST_REPEATS:
         raise BadInput(f"--repeats {repeats}: expected 1 to {MOST_REPEATS:,}")
-    return ProfilePlan(tuple(sorted(set(wanted))), tokens, repeats, BATCHES, full)
+    return ProfilePlan(tuple(sorted(set(wanted))), tokens, repeats, BATCHES, full, probe=True)
 
 
 def make_access(api_key: str | None, headers: list[str], timeout: float, ca: Path | None) -> "Access":

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from biphase.analysis.chunk_probe import chunking, probe_ids
+from biphase.analysis.chunk_size import next_probe
 from biphase.analysis.latency import spread, tpot, ttft
-from biphase.analysis.profile_result import PROBE, Hardware, ProfileResult, analyse
+from biphase.analysis.profile_result import Hardware, ProfileResult, analyse
 from biphase.client.endpoint import Access
 from biphase.client.load import closed_loop, patient
 from biphase.client.negotiation import Target, open_target
@@ -28,6 +30,10 @@ MOST_TOKENS_TOGETHER, MOST_TOKENS_BRIEFLY = 384, 96  # of a stream, with --full 
 ROUNDS = 4
 """Times that each batch is measured, if there is time: its constants rest on runs, not on steps of one run."""
 ROUNDS_S, ROUNDS_FULL_S = 15.0, 60.0  # when no further round of batches is begun
+SHORTEST_PROBE = 128  # tokens: a shorter prompt is one chunk anywhere
+MOST_PROBES = 4
+PROBES_S = 15.0  # when no further prompt is sent to narrow the chunk size down
+QUIET_STEPS = 12  # decode steps of the watching stream before the prompt comes
 DEAR = 0.25  # part of that time from which a cell, by its prefills alone, is left out
 
 
@@ -36,7 +42,7 @@ class ProfilePlan:
     """Prompt lengths in tokens, tokens to generate, requests for each length.
 
     ``batches``: streams that decode together for the law over the batch; none is measured without. ``full``: each of
-    them with long contexts too, and more time for it.
+    them with long contexts too, and more time for it. ``probe``: find out whether prefill is chunked.
     """
 
     lengths: tuple[int, ...]
@@ -44,6 +50,7 @@ class ProfilePlan:
     repeats: int
     batches: tuple[int, ...] = ()
     full: bool = False
+    probe: bool = False
 
 
 Progress = Callable[[int, int, str], None]
@@ -103,7 +110,7 @@ class Profile:
         """Warm up at each length, then measure; raises ``RunFailed`` at the first request that fails."""
         lengths = [length for length in sorted(set(self.plan.lengths)) if self._fits(length)]
         cells = self._cells()
-        together = ROUNDS * sum(batch for batch, _ in cells) + 2 * self.plan.full
+        together = ROUNDS * sum(batch for batch, _ in cells) + 2 * self.plan.probe
         self._total = len(lengths) * (self.plan.repeats + 1) + together
         lengths = await self._warm_up(lengths)
         if not lengths:
@@ -113,7 +120,7 @@ class Profile:
         async for _ in closed_loop(self._calls(lengths), self._measured):
             pass
         await self._rounds(cells)
-        if self.plan.full:
+        if self.plan.probe and lengths[-1] >= SHORTEST_PROBE:
             await self._probe_chunks(lengths[-1])
 
     def _fits(self, length: int) -> bool:
@@ -216,21 +223,45 @@ class Profile:
         return min(STEPS_TOGETHER + round(waits), most)
 
     async def _probe_chunks(self, longest: int) -> None:
-        """One stream decodes and watches while the longest prompt is prefilled beside it."""
-        first = spread(ttft(r) for r in self.records if r.asked_prompt_tokens == longest)
-        pace = spread(map(tpot, self.records))
-        if first is None or pace is None or not pace.median:
-            return
-        shortest = max(SHORT_CONTEXT, self.target.prompts.shortest)
-        # a prompt that is chunked takes longer beside a decode, and the watcher's own pace may fall to one a chunk
-        tokens = min(48 + round(1.5 * first.median / pace.median), MOST_TOKENS_TOGETHER)
-        watcher = self._call(f"{PROBE}-watcher", shortest, tokens)
-        prompt = self._call(PROBE, longest, 2)
+        """Prompts beside one stream that decodes and watches: the longest, then those that narrow the size down."""
+        length: int | None = longest
+        steps = round(1.5 * (self._ttft_near(longest) or 0.0) / self._pace())
+        began = time.perf_counter()
+        for number in range(MOST_PROBES):
+            if length is None:
+                break
+            # a prompt that is chunked takes longer beside a decode, and the watcher's own pace may fall to one a chunk
+            await self._probe(number, length, QUIET_STEPS + min(steps, MOST_TOKENS_TOGETHER) + 8)
+            found = chunking(self.records)
+            if found is None or time.perf_counter() - began > PROBES_S:
+                break
+            steps = 3 * max(count.passes for count in found.counts)
+            length = next_probe(found) if found.most is not None else self._longer(length, number)
+
+    def _longer(self, length: int, number: int) -> int | None:
+        """Twice a length that ran whole, if the server takes it and it costs little."""
+        limit = self.target.api.max_model_len
+        cheap = 4 * (self._ttft_near(length) or PROBES_S) <= PROBES_S
+        return 2 * length if number == 0 and cheap and limit is not None and 2 * length + 2 <= limit else None
+
+    async def _probe(self, number: int, length: int, tokens: int) -> None:
+        prompt_id, watcher_id = probe_ids(number)
+        watcher = self._call(watcher_id, max(SHORT_CONTEXT, self.target.prompts.shortest), tokens)
+        prompt = self._call(prompt_id, length, 2)
         self._step("a stream that watches")
         watching = asyncio.create_task(self._measured(watcher, 2))
-        await asyncio.sleep(_shortest_ttft(self.records) + 12 * pace.median)
-        self._step(f"a prompt of {longest} tokens beside it")
-        await asyncio.gather(watching, self._measured(prompt, 2))
+        try:
+            await asyncio.sleep(_shortest_ttft(self.records) + QUIET_STEPS * self._pace())
+            self._step(f"a prompt of {length} tokens beside it")
+            await self._measured(prompt, 2)
+            await watching
+        finally:
+            watching.cancel()
+
+    def _pace(self) -> float:
+        """Seconds of a decode step, as far as is known by now."""
+        found = spread(map(tpot, self.records))
+        return found.median if found and found.median else 0.01
 
 
 def _shortest_ttft(records: Sequence[Record]) -> float:
