@@ -137,6 +137,18 @@ def test_the_first_output_tells_the_queue_and_the_cache() -> None:
         assert all(output.cached_tokens is None and output.queue_seconds is None for output in rest)
 
 
+def test_the_last_token_of_a_cached_prompt_is_prefill(tmp_path: Path) -> None:
+    """The cache gives 32 of 33 tokens. The row that is left belongs to the prompt, and the next one is a decode."""
+    engine = Engine(tiny_model(), SchedulerConfig(40, 512), Trace(tmp_path / "t.json"))
+    for name in ("cold", "warm"):
+        submit(engine, name, tuple(range(33)), 2)
+        steps = [engine.step(), engine.step()]
+        counts = [(step.prefill_tokens, step.decode_tokens) for step in steps]
+        assert counts == [(33 if name == "cold" else 1, 0), (0, 1)]
+        assert not engine.has_work
+    assert '"prefill 1 at 32"' in (tmp_path / "t.json").read_text()
+
+
 def step_all(engine: Engine) -> list[Output]:
     outputs: list[Output] = []
     while engine.has_work:

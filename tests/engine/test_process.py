@@ -54,6 +54,11 @@ class EngineProcess:
             found += [output for output in step.outputs if output.id == name]
         return found
 
+    def outputs_of_a_step(self) -> tuple[Output, ...]:
+        step = self.receive()
+        assert isinstance(step, Step)
+        return step.outputs
+
     def end(self) -> int:
         self._stream.close()
         self.sock.close()
@@ -103,13 +108,50 @@ def test_a_vocabulary_lets_requests_be_held_to_a_grammar(engine: EngineProcess) 
     (refused,) = engine.outputs("r")
     assert refused.error is not None
     assert "no vocabulary" in refused.error
-    tokens = tuple(bytes([code]) for code in range(128))
-    tokenizer = Tokenizer(models.BPE(vocab={chr(code): code for code in range(128)}, merges=[])).to_str()
-    engine.sock.sendall(pack(Vocabulary(tokenizer, (b"", *tokens[1:]), (0,), (0,))) + pack(asked))
+    engine.sock.sendall(pack(ascii_vocabulary()) + pack(asked))
     outputs = engine.outputs("r")
     written = bytes(token for output in outputs for token in output.tokens if token != 0)
     assert outputs[-1].finish_reason == "stop"
     assert json.loads(written)["a"] in (True, 17)
+
+
+def ascii_vocabulary() -> Vocabulary:
+    tokens = tuple(bytes([code]) for code in range(128))
+    tokenizer = Tokenizer(models.BPE(vocab={chr(code): code for code in range(128)}, merges=[])).to_str()
+    return Vocabulary(tokenizer, (b"", *tokens[1:]), (0,), (0,))
+
+
+def test_a_stream_goes_on_while_a_large_grammar_is_compiled(engine: EngineProcess) -> None:
+    """Compiling takes some tenths of a second, a step of this model a millisecond."""
+    assert isinstance(engine.receive(), Ready)
+    branches = [
+        {"type": "object", "properties": {f"key {n}": {"const": n}}, "required": [f"key {n}"]} for n in range(800)
+    ]
+    rules = LogitRules(grammar=json_grammar({"anyOf": branches}))
+    asked = Submit("json", (1, 2, 3), 5, frozenset({0}), SamplingParams(0.0, rules=rules))
+    engine.sock.sendall(pack(ascii_vocabulary()) + request("stream", (1, 2, 3), 250))
+    engine.outputs_of_a_step()
+    engine.sock.sendall(pack(asked))
+    meanwhile, outputs = 0, engine.outputs_of_a_step()
+    while not any(output.id == "json" for output in outputs):
+        meanwhile, outputs = meanwhile + len(outputs), engine.outputs_of_a_step()
+    assert meanwhile >= 5  # compiled in the loop it would be 1
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_grammar_that_cannot_be_compiled_fails_its_request_alone(engine: EngineProcess, left: bool) -> None:
+    """The server checks grammars before; here one comes that it cannot have checked, or whose client leaves at once."""
+    assert isinstance(engine.receive(), Ready)
+    rules = LogitRules(grammar="no grammar at all")
+    asked = pack(Submit("bad", (1, 2, 3), 5, frozenset({0}), SamplingParams(0.0, rules=rules)))
+    engine.sock.sendall(pack(ascii_vocabulary()) + asked + (pack(Abort("bad")) if left else b""))
+    if not left:
+        (refused,) = engine.outputs("bad")
+        assert (refused.error_code, refused.finish_reason) == ("rejected", "error")
+        assert refused.error is not None
+        assert refused.error.startswith("the response_format cannot be used: ")
+    engine.sock.sendall(request("good", (1, 2, 3), 5))
+    assert engine.outputs("good")[-1].finish_reason == "length"
 
 
 def test_a_model_that_is_not_there_is_one_fatal_line(tmp_path: Path) -> None:

@@ -155,6 +155,22 @@ def test_a_running_server_counts_tokens_reasons_and_latencies(launch: Callable[.
     assert value(found, "vllm:num_requests_running") == 0
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_tokens_in_the_metrics_are_those_of_the_usage(launch: Callable[..., Server], streamed: bool) -> None:
+    """The engine runs ahead while the server finds stop strings: what it made after them is in neither count."""
+    server = launch().wait_until_ready()
+    url, options = server.url + "/v1/completions", {"stream_options": {"include_usage": True}} if streamed else {}
+    used = 0
+    for n in range(20):
+        body = {"prompt": ["abcdefg" * 3, "gfedcba"], "n": 2, "stop": "abcdefg"[n % 7], "max_tokens": 30, **options}
+        answer = stream(url, **body)[-1] if streamed else post(url, body)[1]
+        used += answer["usage"]["completion_tokens"]
+    found = samples(get(server.url + "/metrics")[1])
+    assert value(found, "vllm:generation_tokens_total") == used
+    assert value(found, "vllm:request_generation_tokens_sum") == used
+    assert value(found, "vllm:request_success_total", finished_reason="stop") == 80
+
+
 def test_a_refused_request_is_counted_as_such_alone(launch: Callable[..., Server]) -> None:
     server = launch(refuse="queue_full").wait_until_ready()
     post(server.url + "/v1/completions", {"prompt": "a"})

@@ -1,11 +1,12 @@
 """One model with its scheduler: requests in, tokens out, a step at a time. Knows no text and no HTTP."""
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from itertools import cycle
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
-from biphase.engine.grammar import Grammars
+from biphase.engine.grammar import GrammarError, Grammars
 from biphase.engine.messages import Output, Step, Submit, Vocabulary
 from biphase.engine.model import Model
 from biphase.engine.runner import Runner
@@ -28,10 +29,17 @@ class Engine:
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
         self._trace = trace
+        self._preparing: dict[str, tuple[Request, Future[Any]]] = {}
 
     @property
     def has_work(self) -> bool:
+        """Whether a step can run something."""
         return self.scheduler.has_work
+
+    @property
+    def preparing(self) -> bool:
+        """Whether a grammar is being compiled, for ``take_prepared`` to look after."""
+        return bool(self._preparing)
 
     def submit(self, message: Submit) -> Step | None:
         """Queue a request; a step that tells its client why, when it cannot run."""
@@ -43,14 +51,29 @@ class Engine:
             return self._refuse(m.id, str(full), "queue_full", full.retry_after)
         except ValueError as error:
             return self._refuse(m.id, str(error), "rejected")
+        self._prepare(request)
         return None
+
+    def take_prepared(self) -> list[Step]:
+        """Let requests run whose grammar is compiled; a refusal for each whose grammar cannot be used."""
+        ready = [name for name, (_, compiling) in self._preparing.items() if compiling.done()]
+        return [step for name in ready if (step := self._release(*self._preparing.pop(name))) is not None]
 
     def learn(self, vocabulary: Vocabulary) -> None:
         """Be able to hold requests to a grammar over these tokens."""
         self.runner.grammars = Grammars(vocabulary, self.runner.model.config.vocab_size)
 
     def abort(self, request_id: str) -> None:
-        self.scheduler.abort(request_id)
+        """Forget a request in whatever state it is; one that is not here is left alone."""
+        if request_id in self._preparing:
+            self._preparing.pop(request_id)[1].cancel()
+        if self.scheduler.abort(request_id) and not self.scheduler.has_work:
+            self.scheduler.check()
+
+    def close(self) -> None:
+        """Start nothing more in the background."""
+        if self.runner.grammars is not None:
+            self.runner.grammars.close()
 
     def step(self) -> Step:
         """Run one step and report it."""
@@ -84,6 +107,22 @@ class Engine:
     def start_from(self, law: StepTimeLaw) -> None:
         """Predict steps by this law, and learn on from there."""
         self.scheduler.law = law
+
+    def _prepare(self, request: Request) -> None:
+        rules, grammars = request.sampling.rules, self.runner.grammars
+        if rules is not None and rules.grammar is not None and grammars is not None:
+            request.held = True
+            self._preparing[request.id] = request, grammars.compile(rules.grammar)
+
+    def _release(self, request: Request, compiling: "Future[Any]") -> Step | None:
+        assert self.runner.grammars is not None
+        try:
+            self.runner.grammars.adopt(request.id, compiling.result())
+        except GrammarError as error:
+            self.scheduler.abort(request.id)
+            return self._refuse(request.id, str(error), "rejected")
+        request.held = False
+        return None
 
     def _refuse(self, request_id: str, reason: str, code: RefusalCode, retry_after: float | None = None) -> Step:
         """A step that ran nothing and tells one client why its request does not run."""

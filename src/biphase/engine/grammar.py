@@ -5,6 +5,7 @@ tokens that would leave the grammar.
 """
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,9 @@ from biphase.scheduling.request import Request
 WHITESPACE = r"[ \n\r\t]{0,20}"
 """Between the tokens of JSON. Without a bound a small model may emit line breaks until ``max_tokens``."""
 
+MAX_GRAMMAR_BYTES = 256 << 10
+"""A grammar of this size takes a second or two to compile; the library's own limits bound what a small one can cost."""
+
 
 class GrammarError(Exception):
     """This request's grammar cannot go on; the request fails alone."""
@@ -33,6 +37,8 @@ def json_grammar(schema: Mapping[str, Any] | bool) -> str:
             {"allOf": []} if schema is True else schema,  # type: ignore[arg-type]
             overrides={"whitespace_pattern": WHITESPACE},
         )
+        if len(grammar) > MAX_GRAMMAR_BYTES:
+            raise BadInput(f"{len(grammar):,} bytes of schema are too many: at most {MAX_GRAMMAR_BYTES:,} are compiled")
         problem = llguidance.LLMatcher.validate_grammar(grammar)
     except (ValueError, TypeError, RecursionError) as error:
         problem = str(error)
@@ -83,13 +89,27 @@ class _Matching:
 class Grammars:
     """The matchers of the running requests. ``vocab_size`` is the number of logits; 50,000 tokens take 0.3 s.
 
-    A matcher has read what the output holds, so a preempted request goes on where it was.
+    A matcher has read what the output holds, so a preempted request goes on where it was. A grammar is compiled in a
+    thread, one at a time: the library lets go of the interpreter meanwhile, so steps go on beside it.
     """
 
     def __init__(self, vocabulary: Vocabulary, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._tokenizer = _tokenizer(vocabulary, vocab_size)
         self._matching: dict[str, _Matching] = {}
+        self._compiler = ThreadPoolExecutor(1, "grammar")
+
+    def compile(self, grammar: str) -> "Future[llguidance.LLMatcher]":
+        """Start compiling; the result is for ``adopt``, or a ``GrammarError``."""
+        return self._compiler.submit(self._compiled, grammar)
+
+    def adopt(self, request_id: str, matcher: llguidance.LLMatcher) -> None:
+        """Hold a request to a compiled grammar from its first token on."""
+        self._matching[request_id] = _Matching(matcher)
+
+    def close(self) -> None:
+        """Compile nothing more; what has begun is finished by itself."""
+        self._compiler.shutdown(wait=False, cancel_futures=True)
 
     def allowed(self, request: Request, grammar: str) -> NDArray[np.bool_]:
         """Which tokens [vocab] may come next; ``GrammarError`` when none may or the grammar is too complex."""
@@ -110,11 +130,16 @@ class Grammars:
             self._matching.pop(request_id, None)
 
     def _start(self, request_id: str, grammar: str) -> _Matching:
+        self.adopt(request_id, self._compiled(grammar))
+        return self._matching[request_id]
+
+    def _compiled(self, grammar: str) -> llguidance.LLMatcher:
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # builds the lexer's first states, often the dearest: here, not in a step
         if matcher.is_error():
             raise GrammarError(f"the response_format cannot be used: {_reason(matcher)}")
-        state = self._matching[request_id] = _Matching(matcher)
-        return state
+        return matcher
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:

@@ -20,6 +20,9 @@ from biphase.errors import BiphaseError
 if TYPE_CHECKING:
     from biphase.engine.engine import Engine
 
+PREPARED_SECONDS = 0.01
+"""How often an engine without a step to run looks whether the grammar that it compiles is ready."""
+
 
 class Connection:
     """Frames over a socket; reading never blocks while there is work to do."""
@@ -31,16 +34,19 @@ class Connection:
     def send(self, message: ToServer) -> None:
         self._sock.sendall(pack(message))
 
-    def receive(self, wait: bool) -> list[ToEngine]:
-        """The messages that have arrived; with ``wait`` at least one. Raises ``EOFError`` when the server has gone."""
+    def receive(self, patience: float | None) -> list[ToEngine]:
+        """The messages that come within ``patience`` seconds; None waits for one.
+
+        Raises ``EOFError`` when the server has gone.
+        """
         while True:
-            if wait or select.select([self._sock], [], [], 0)[0]:
+            if select.select([self._sock], [], [], patience)[0]:
                 data = self._sock.recv(1 << 20)
                 if not data:
                     raise EOFError
                 self._buffer += data
             messages = list(self._frames())
-            if messages or not wait:
+            if messages or patience is not None:
                 return messages
 
     def _frames(self) -> Iterator[ToEngine]:
@@ -98,13 +104,22 @@ def serve(connection: Connection, options: EngineOptions) -> None:
 
     engine, ready = build(options, lambda text: print(text, file=sys.stderr, flush=True))
     connection.send(ready)
-    while True:
-        for message in connection.receive(wait=not engine.has_work):
-            refusal = take(engine, message)
-            if refusal is not None:
-                connection.send(refusal)
-        if engine.has_work:
-            connection.send(engine.step())
+    try:
+        while True:
+            run_once(connection, engine)
+    finally:
+        engine.close()
+
+
+def run_once(connection: Connection, engine: "Engine") -> None:
+    """Take what has come, and run a step where there is something to run."""
+    patience = 0.0 if engine.has_work else PREPARED_SECONDS if engine.preparing else None
+    refusals = [take(engine, message) for message in connection.receive(patience)]
+    for refusal in (*refusals, *engine.take_prepared()):
+        if refusal is not None:
+            connection.send(refusal)
+    if engine.has_work:
+        connection.send(engine.step())
 
 
 def take(engine: "Engine", message: ToEngine) -> Step | None:

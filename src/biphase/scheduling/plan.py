@@ -31,8 +31,8 @@ class Slice:
 
     @property
     def is_decode(self) -> bool:
-        """One row that continues a sequence; anything longer, or the first token of a prompt, is prefill."""
-        return self.count == 1 and self.start > 0 and self.samples
+        """One row that continues an answer. Tokens of a prompt are prefill, also the one that a cache hit leaves."""
+        return self.count == 1 and self.samples and self.start >= len(self.request.prompt)
 
 
 @dataclass(frozen=True, slots=True)

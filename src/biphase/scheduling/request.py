@@ -74,7 +74,7 @@ class Request:
     ``max_tokens`` bounds the output; ``arrival`` is the caller's clock in seconds. A lower ``priority`` goes first.
     ``num_cached`` counts the prompt tokens that the prefix cache gave when the request was first admitted, at
     ``first_run`` on the same clock as ``arrival``; ``pieces`` are the full blocks of its tokens, as far as they have
-    been cut.
+    been cut. A ``held`` request has its place in the queue and may not run yet: the engine is still preparing it.
     """
 
     id: str
@@ -90,6 +90,7 @@ class Request:
     num_cached: int | None = None
     first_run: float | None = None
     pieces: list[Piece] = field(default_factory=list)
+    held: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -99,6 +100,11 @@ class Request:
     def remaining(self) -> int:
         """Tokens still to compute before the next one can be sampled; 1 for a decode."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the one token that remains is the last of the answer so far; else what remains is prefill."""
+        return self.remaining == 1 and bool(self.output)
 
     def tokens(self, start: int, count: int) -> list[int]:
         """The token ids at positions ``start`` to ``start + count``, from prompt and output."""

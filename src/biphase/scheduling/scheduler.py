@@ -62,7 +62,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        """Whether a step can run something."""
+        return bool(self.running) or self._head() is not None
 
     @property
     def kv_usage(self) -> float:
@@ -98,10 +99,11 @@ class Scheduler:
         return False
 
     def plan(self, now: float) -> StepPlan:
-        """The next step at ``now`` (seconds, the caller's clock). Empty only when nothing waits or runs."""
+        """The next step at ``now`` (seconds, the caller's clock). Empty only without work."""
         slices = list(self._plan_decodes())
         decode = StepShape(len(slices), sum(s.start + 1 for s in slices))
         slices += self._plan_prefills(PrefillBudget(self.config, self.law, decode), now)
+        slices.sort(key=lambda s: not s.is_decode)  # a resumed request may go on with a decode behind chunks of others
         plan = StepPlan(tuple(slices), tuple(self._freed), tuple(self._preempted))
         self._freed, self._preempted = [], []
         return plan
@@ -131,6 +133,10 @@ class Scheduler:
         if self._order.keys() != {request.id for request in [*self.running, *self.waiting]}:
             raise AssertionError("the ranks kept are not those of the live requests")
 
+    def _head(self) -> Request | None:
+        """The first that waits and may run."""
+        return next((request for request in self.waiting if not request.held), None)
+
     def _rank(self, request: Request) -> tuple[int, int]:
         return self._order[request.id]
 
@@ -159,16 +165,18 @@ class Scheduler:
 
     def _plan_decodes(self) -> Iterator[Slice]:
         # In rank order; victims are taken from the other end, so a victim never has a slice in this plan yet.
-        for request in [r for r in self.running if r.remaining == 1]:
+        for request in [r for r in self.running if r.decodes]:
             if request in self.running and self._make_room(request):
                 yield self._slice(request, 1)
 
     def _plan_prefills(self, budget: PrefillBudget, now: float) -> Iterator[Slice]:
-        for request in [r for r in self.running if r.remaining > 1]:
+        for request in [r for r in self.running if not r.decodes]:
             if count := budget.grant(request.num_computed, request.remaining):
                 yield self._slice(request, count)
-        while self.waiting and not self._preempted and len(self.running) < self.config.max_num_seqs:
-            head = self.waiting[0]  # nobody overtakes the head
+        while not self._preempted and len(self.running) < self.config.max_num_seqs:
+            head = self._head()  # nobody overtakes it
+            if head is None:
+                break
             cached = self.pool.match(self._reusable(head))
             if not self._fits(head, cached):
                 break

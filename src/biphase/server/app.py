@@ -230,6 +230,6 @@ async def _read(request: Request) -> bytes:
 
 
 async def _aside(work: Callable[[], Result], raw: bytes) -> Result:
-    """Run ``work`` on the request's body: here when it is quick, in a thread when it is long or holds a schema."""
-    quick = len(raw) < LONG_BODY_BYTES and b"json_schema" not in raw
+    """Run ``work`` on the request's body: here when it is quick, in a thread when it is long or may hold a schema."""
+    quick = len(raw) < LONG_BODY_BYTES and b"json_schema" not in raw and b"\\u" not in raw  # which may spell it too
     return work() if quick else await asyncio.to_thread(work)

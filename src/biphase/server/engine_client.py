@@ -49,20 +49,27 @@ EXIT_SECONDS = 2.0
 class RequestOutputs:
     """The outputs of requests that belong together, in the order in which they come.
 
-    Leaving its ``with`` block aborts those that have not ended.
+    Leaving its ``with`` block aborts those that have not ended. An output is counted when it is taken, at the time at
+    which it came: a step that still ran after the answer was complete gives tokens that nobody gets, and none counts.
     """
 
     def __init__(self, client: "EngineClient", submits: Sequence[Submit], choices_per_prompt: int) -> None:
         now = time.monotonic()
         self.timelines = {submit.id: Timeline.of(submit, now) for submit in submits}
-        self.queue: asyncio.Queue[Output] = asyncio.Queue()
+        self._arrived: asyncio.Queue[tuple[Output, float]] = asyncio.Queue()
         self._client, self._choices_per_prompt = client, choices_per_prompt
 
     async def next(self) -> Output:
         """The next output of a request whose answer is not complete."""
-        while self.timelines[(output := await self.queue.get()).id].reason is not None:
-            pass
-        return output
+        while True:
+            output, at = await self._arrived.get()
+            if self.timelines[output.id].reason is None:
+                self._client.count(self.timelines[output.id], output, at)
+                return output
+
+    def arrive(self, output: Output, at: float) -> None:
+        """Give an output to whoever awaits the next one; ``at`` is in seconds of ``time.monotonic``."""
+        self._arrived.put_nowait((output, at))
 
     def finish(self, request_id: str, reason: str) -> None:
         """The answer is complete, for the engine's reason or because a stop string matched: it needs no more tokens."""
@@ -75,7 +82,15 @@ class RequestOutputs:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for request_id in self.timelines:
             self._client.abort(request_id)
+        self._count_untaken()
         self._client.account(list(self.timelines.values()), self._choices_per_prompt)
+
+    def _count_untaken(self) -> None:
+        """What was made for a client that has left."""
+        while not self._arrived.empty():
+            output, at = self._arrived.get_nowait()
+            if self.timelines[output.id].reason is None:
+                self._client.count(self.timelines[output.id], output, at)
 
 
 class EngineClient:
@@ -200,23 +215,22 @@ class EngineClient:
             self._die(kind(message.message))
 
     def _deliver(self, step: Step) -> None:
-        self._beat = now = time.monotonic()
-        self._metrics.generation_tokens.inc(sum(len(output.tokens) for output in step.outputs))
+        self._beat = time.monotonic()
         for output in step.outputs:
             outputs = self._open.get(output.id)
             if outputs is not None:  # else it was aborted while the step ran
-                self._note(outputs.timelines[output.id], output, now)
-                outputs.queue.put_nowait(output)
+                outputs.arrive(output, self._beat)
                 if output.finish_reason is not None:
                     del self._open[output.id]
         self._metrics.step(step)
         self._rest_if_idle()
 
-    def _note(self, timeline: Timeline, output: Output, now: float) -> None:
+    def count(self, timeline: Timeline, output: Output, at: float) -> None:
+        """Count an output of a request that arrived ``at`` this time."""
         timeline.note_first(output)
         if output.tokens:
-            self._metrics.output(timeline, now)
-            timeline.note(output, now)
+            self._metrics.output(timeline, output, at)
+            timeline.note(output, at)
         if output.error_code is not None:
             timeline.refused = output.error_code
             self._metrics.refused[output.error_code].inc()
@@ -254,8 +268,7 @@ class EngineClient:
 
     def _end(self, request_id: str, reason: FinishReason, message: str) -> None:
         outputs = self._open.pop(request_id)
-        outputs.timelines[request_id].failed = reason == FinishReason.ERROR
-        outputs.queue.put_nowait(Output(request_id, (), reason.value, message))
+        outputs.arrive(Output(request_id, (), reason.value, message), time.monotonic())
         self._rest_if_idle()
 
 

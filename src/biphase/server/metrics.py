@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from biphase.engine.messages import Ready, Step
+from biphase.engine.messages import Output, Ready, Step
 from biphase.scheduling.request import FinishReason
 from biphase.server.timeline import Timeline
 
@@ -107,7 +107,7 @@ class Metrics:
     def _add_request_series(self) -> None:
         self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that got a first token.")
         self.cached_tokens = self._counter("vllm:prompt_tokens_cached", "Those of them that the prefix cache gave.")
-        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
+        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens of answers, as in their usage.")
         reasons = [str(reason) for reason in FinishReason]
         self.success = self._counters(
             "vllm:request_success", "Requests by the reason of their end.", "finished_reason", reasons
@@ -158,8 +158,9 @@ class Metrics:
             if count:
                 self.step_tokens[phase].observe(count)
 
-    def output(self, request: Timeline, now: float) -> None:
+    def output(self, request: Timeline, output: Output, now: float) -> None:
         """Count an output before ``request`` notes it: its first, or the next after ``request.last``."""
+        self.generation_tokens.inc(len(output.tokens))
         if request.last is None:
             self.prompt_tokens.inc(request.prompt_tokens)
             self.cached_tokens.inc(request.cached_tokens)
