@@ -1,0 +1,169 @@
+"""Panels as 16-bit integers in two byte words: what the many-row product multiplies, and single rows as float32.
+
+``unpack_panel`` writes, for every 64 inner elements, two tiles of 1,024 bytes, upper words then lower words, both signed:
+w = step (256 upper + lower), each tile [16][16 rows of the matrix][4 inner elements]. That is the B operand of a tile
+product, and row by row of a vector dot product. Done once for hundreds of rows of activations.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from biphase.engine.kernels.panels import Kind
+from biphase.engine.kernels.vectors import (
+    bits_as_float,
+    fill_f32,
+    fill_i32,
+    fma,
+    get_f32,
+    get_i32,
+    high_bf16,
+    load_f16,
+    load_f32,
+    load_i32,
+    low_bf16,
+    shift_left,
+    shift_right,
+    shift_right_signed,
+    store_f32,
+    store_i32,
+    to_float,
+    to_int,
+)
+
+Q4, Q4_K, Q8, Q6_K, INT8, BF16, F16, F32 = (int(kind) for kind in Kind)
+WORDS = 2048
+"""Bytes of unpacked weights for 64 inner elements."""
+
+
+@njit(nogil=True, cache=True)
+def panel_bytes(kind: Any, inner: Any) -> Any:
+    """The size of a panel without its steps, which lie at its end."""
+    if kind == Q4:
+        return inner // 32 * 320
+    if kind == Q4_K:
+        return inner // 32 * 384
+    if kind == Q8:
+        return inner // 32 * 544
+    if kind == Q6_K:
+        return inner // 16 * 320
+    if kind == INT8:
+        return (inner + 31) // 32 * 512 + 64
+    if kind == BF16:
+        return (inner + 1) // 2 * 64
+    return inner * (32 if kind == F16 else 64)
+
+
+@njit(nogil=True, cache=True)
+def unpack_panel(kind: Any, panel: Any, inner: Any, out: Any) -> None:
+    """Write ceil(inner / 64) pairs of tiles at ``out``; what lies beyond ``inner`` is zero."""
+    steps = load_f32(panel + panel_bytes(kind, inner))
+    units = fill_f32(np.float32(1)) / steps
+    for lane in range(16):  # a row of zeros has step 0
+        if get_f32(panel + panel_bytes(kind, inner) + 4 * lane) == 0:
+            units = _without(units, lane)
+    end = (inner + 63) // 64 * 16
+    if kind == Q4 or kind == Q4_K:
+        done = _unpack_nibbles(kind == Q4_K, panel, inner // 32, units, out)
+    elif kind == Q8:
+        done = _unpack_bytes(panel, inner // 32, 8, 544, False, units, out)
+    elif kind == Q6_K:
+        done = _unpack_bytes(panel, inner // 16, 4, 320, True, units, out)
+    elif kind == INT8:
+        done = _unpack_bytes(panel, 1, (inner + 31) // 32 * 8, 0, True, units, out)
+    else:
+        done = _unpack_floats(kind, panel, inner, units, out)
+    for row in range(done, end):
+        at = _place(out, row)
+        store_i32(at, fill_i32(0))
+        store_i32(at + 1024, fill_i32(0))
+
+
+@njit(nogil=True, cache=True)
+def _without(vector: Any, lane: Any) -> Any:
+    """The vector with 0 in one lane."""
+    kept = np.ones(16, dtype=np.float32)
+    kept[lane] = 0
+    store = np.empty(16, dtype=np.float32)
+    store_f32(store.ctypes.data, vector)
+    store[lane] = 0
+    return load_f32(store.ctypes.data)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _place(out: Any, row: Any) -> Any:
+    """The address of tile row ``row`` (four inner elements) in the upper words."""
+    return out + (row >> 4) * WORDS + (row & 15) * 64
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _store_words(at: Any, a: Any, b: Any, c: Any, d: Any) -> None:
+    """Four vectors of 16-bit integers as one row of each tile."""
+    byte = fill_i32(255)
+    lower = (a & byte) | shift_left(b & byte, 8) | shift_left(c & byte, 16) | shift_left(d, 24)
+    half = fill_i32(128)
+    ab = (shift_right(a + half, 8) & byte) | ((b + half) & fill_i32(0xFF00))
+    cd = (shift_left(c + half, 8) & fill_i32(0xFF0000)) | shift_left(shift_right(d + half, 8), 24)
+    store_i32(at, ab | cd)
+    store_i32(at + 1024, lower)
+
+
+@njit(nogil=True, cache=True)
+def _unpack_nibbles(wide: Any, panel: Any, groups: Any, units: Any, out: Any) -> Any:
+    for group in range(groups):
+        at = panel + group * (384 if wide else 320)
+        d, m = (load_f32(at + 256), load_f32(at + 320)) if wide else (load_f16(at + 256), load_f16(at + 288))
+        d, m = d * units, m * units
+        for quad in range(4):
+            dwords = load_i32(at + 64 * quad)
+            for half in range(2):
+                x = shift_right(dwords, 4 * half)
+                mask = fill_i32(15)
+                w0 = to_int(fma(to_float(x & mask), d, m))
+                w1 = to_int(fma(to_float(shift_right(x, 8) & mask), d, m))
+                w2 = to_int(fma(to_float(shift_right(x, 16) & mask), d, m))
+                w3 = to_int(fma(to_float(shift_right(x, 24) & mask), d, m))
+                _store_words(_place(out, group * 8 + 4 * half + quad), w0, w1, w2, w3)
+    return groups * 8
+
+
+@njit(nogil=True, cache=True)
+def _unpack_bytes(panel: Any, groups: Any, quads: Any, stride: Any, wide: Any, units: Any, out: Any) -> Any:
+    """Groups of ``quads`` vectors of bytes, then their scales (float32 where ``wide``)."""
+    bias = fill_i32(128)
+    for group in range(groups):
+        at = panel + group * stride
+        d = (load_f32(at + 64 * quads) if wide else load_f16(at + 64 * quads)) * units
+        for quad in range(quads):
+            x = load_i32(at + 64 * quad)
+            byte = fill_i32(255)
+            w0 = to_int(to_float((x & byte) - bias) * d)
+            w1 = to_int(to_float((shift_right(x, 8) & byte) - bias) * d)
+            w2 = to_int(to_float((shift_right(x, 16) & byte) - bias) * d)
+            w3 = to_int(to_float(shift_right(x, 24) - bias) * d)
+            _store_words(_place(out, group * quads + quad), w0, w1, w2, w3)
+    return groups * quads
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _element(kind: Any, panel: Any, k: Any, inner: Any) -> Any:
+    """Inner element k of 16 rows of an unquantised panel; zeros beyond the end."""
+    if k >= inner:
+        return fill_f32(np.float32(0))
+    if kind == BF16:
+        pair = load_i32(panel + (k >> 1) * 64)
+        return high_bf16(pair) if k & 1 else low_bf16(pair)
+    return load_f16(panel + 32 * k) if kind == F16 else load_f32(panel + 64 * k)
+
+
+@njit(nogil=True, cache=True)
+def _unpack_floats(kind: Any, panel: Any, inner: Any, units: Any, out: Any) -> Any:
+    rows = (inner + 3) // 4
+    for row in range(rows):
+        w0 = to_int(_element(kind, panel, 4 * row, inner) * units)
+        w1 = to_int(_element(kind, panel, 4 * row + 1, inner) * units)
+        w2 = to_int(_element(kind, panel, 4 * row + 2, inner) * units)
+        w3 = to_int(_element(kind, panel, 4 * row + 3, inner) * units)
+        _store_words(_place(out, row), w0, w1, w2, w3)
+    return rows
