@@ -19,8 +19,8 @@ from biphase.client.traffic import Fitted
 
 FEWEST_DUE = 30
 """Requests from which a 95th percentile is more than the largest one or two."""
-LATE_SHARE = 0.1
-"""Part of the TTFT (median) that the 99th percentile of the client's lag may take before it shows."""
+LATE_SHARE, LATE_MS = 0.1, 2.0
+"""Part of the median TTFT, and ms, up to which the 95th percentile of the client's lag hardly shows."""
 UNEXPECTED_CACHE = 0.01
 
 Check = Callable[[Sequence[Record]], Verdict | None]
@@ -95,18 +95,18 @@ def _rate(found: Measured) -> Verdict | None:
 
 def _late(found: Measured) -> Verdict | None:
     lag, first = found.lag_ms, found.ttft_ms
-    if lag is None or first is None or lag.p99 < max(LATE_SHARE * first.median, 1.0):
+    if lag is None or first is None or lag.p95 < max(LATE_SHARE * first.median, LATE_MS):
         return None
     return Verdict(
         "sent-late",
-        f"requests went out late, p99 {lag.p99:.3g} ms after their moment (median TTFT {first.median:.3g} ms): "
+        f"one request in twenty went out {lag.p95:.3g} ms late or more (median TTFT {first.median:.3g} ms): "
         "the client is busy, or connections open slowly; the SLO counts it, the TTFT below does not",
         "send with more processes (--workers), from a machine of its own",
     )
 
 
 def _queue(found: Measured, slo: Slo | None) -> Verdict | None:
-    if found.flow.asked is None or not backlog(found):
+    if found.flow.asked is None or _rate(found) is not None or not backlog(found):
         return None
     place = found.occupancy
     return Verdict(

@@ -166,10 +166,11 @@ def outcomes(due: Sequence[Record]) -> Outcomes:
 
 
 def errors(due: Sequence[Record]) -> dict[str, int]:
-    """How often each error came, the commonest first, five at most."""
+    """How often requests failed of what, the commonest first, five at most."""
     counts: dict[str, int] = {}
     for record in due:
-        if record.error is not None and record.error not in (UNFINISHED, UNSENT):
+        turned_away = record.status in REFUSED_STATUS
+        if record.error is not None and not turned_away and record.error not in (UNFINISHED, UNSENT):
             counts[record.error] = counts.get(record.error, 0) + 1
     return dict(sorted(counts.items(), key=lambda pair: -pair[1])[:5])
 

@@ -16,13 +16,15 @@ MOST_PROBES = 40
 FLOOR = 1 / 64
 """Part of the first level below which no level is tried."""
 CEILING = 1024.0
+ALONE = 0.3
+"""Requests in flight on average below which a lower rate would change little."""
 KEPT_UP = 0.9
 """Part of the asked rate that the client must have sent for a run to say anything of the server."""
 
 
 class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One run: ``level`` as asked (requests a second, or times a trace's speed), what was sent and kept, and whether
-    it holds. ``why`` says in words what decided."""
+    it holds. ``in_flight``: requests, on average. ``why`` says in words what decided."""
 
     level: float
     asked_per_s: float
@@ -34,6 +36,7 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     goodput_per_s: float
     ttft_p95_ms: float | None
     itl_p99_ms: float | None
+    in_flight: float
     holds: bool
     client_limited: bool
     why: str
@@ -70,6 +73,7 @@ def judge(level: float, found: Measured, slo: Slo) -> Probe:
         goodput_per_s=flow.goodput or 0.0,
         ttft_p95_ms=found.ttft_ms.p95 if found.ttft_ms else None,
         itl_p99_ms=found.itl_ms.p99 if found.itl_ms else None,
+        in_flight=found.occupancy.mean,
         holds=holds,
         client_limited=limited,
         why=_why(found, slo, share, limited, grows),
@@ -141,7 +145,12 @@ class Search:
             self._holding = self._level
         else:
             self._failing = self._level
-        if self._holding is None:
+        if self._holding is None and self.probes[-1].in_flight < ALONE:
+            self._ended = (
+                f"even at {self._level:.3g}, where requests hardly meet each other "
+                f"({self.probes[-1].in_flight:.2g} in flight on average), it is not kept"
+            )
+        elif self._holding is None:
             self._level /= 2
             if self._level < self._start * FLOOR:
                 self._ended = f"even {2 * self._level:.3g} did not keep the SLO"

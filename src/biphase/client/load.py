@@ -140,8 +140,8 @@ class OpenLoop:
 
         try:
             for moment, call in calls:
-                if (left := start + moment - time.perf_counter()) > 0:
-                    await asyncio.sleep(left)
+                # also when late: what is in flight must get its turn
+                await asyncio.sleep(max(0.0, start + moment - time.perf_counter()))
                 self._due.append(start + moment)
                 self._sent.append(time.perf_counter())
                 task = asyncio.create_task(one(call, start + moment))

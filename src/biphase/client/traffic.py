@@ -43,11 +43,12 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __str__(self) -> str:
         if self.kind == "closed":
-            return f"closed loop, {self.level:.0f} in flight"
+            return f"a closed loop with {self.level:.0f} requests in flight"
         if self.kind == "trace":
             return f"the trace's own arrivals at {self.level:.4g} times their speed"
         shape = f" (burstiness {self.burstiness:g})" if self.kind == "gamma" else ""
-        return f"{self.kind} arrivals{shape}, {self.level:.4g} requests/s"
+        name = {"poisson": "Poisson"}.get(self.kind, self.kind)
+        return f"{name} arrivals{shape} at {self.level:.4g} requests/s"
 
 
 class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

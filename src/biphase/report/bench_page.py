@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import pairwise
 
 from biphase.analysis.bench_result import BenchResult, LevelResult
 from biphase.report.bench_grids import Grid, grids, left_aligned
@@ -136,7 +137,7 @@ def _itl(level: LevelResult) -> Iterator[str]:
 def _time_line(level: LevelResult) -> Iterator[str]:
     found = level.measured
     start, end = found.before_s, found.before_s + found.window_s
-    marks = (("window from", start), ("to", end))
+    marks = (("window begins", start), ("window ends", end))
     if level.moments:
         points = [(m.due_s, m.ttft_ms) for m in level.moments]
         axes = Axes("due, s from the start", "time to first token, ms", marks=marks)
@@ -146,7 +147,8 @@ def _time_line(level: LevelResult) -> Iterator[str]:
         drawn = plot("TTFT over time", axes, [Series("a request", points, 0, "dots")])
         yield figure("TTFT over time", drawn, caption)
     if len(level.in_flight) > 1:
-        steps = [(at, float(n)) for at, n in level.in_flight]
+        pairs = pairwise(level.in_flight)
+        steps = [point for (a, n), (b, m) in pairs for point in ((a, float(n)), (b, float(n)), (b, float(m)))]
         axes = Axes("s from the start", "requests in flight", marks=marks)
         caption = f"From due to done; {found.occupancy.mean:.3g} on average in the window."
         yield figure("In flight", plot("Requests in flight", axes, [Series("in flight", steps, 2)]), caption)

@@ -23,6 +23,9 @@ def _saturation(result: BenchResult) -> Iterator[str]:
     assert found is not None
     load = result.bench.levels[0].load
     kind = f"{load.kind} arrivals" if load.kind != "trace" else "times the trace's own speed"
+    if found.highest is None and any(probe.client_limited for probe in found.probes):
+        yield f"The search says nothing of the server: {found.ended}."
+        return
     if found.highest is None:
         yield f"No rate keeps the SLO ({slo}): {found.ended}.{_nearest(found)}"
         return
