@@ -21,7 +21,7 @@ import msgspec
 
 class Slots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``per_token_s`` is added to the first token for each prompt token that no earlier prompt began with, in blocks of
-    ``block``. More than ``queue`` requests waiting are answered with 429. ``dies_after`` completions the process ends."""
+    ``block``. With ``queue`` requests waiting the next is answered with 429. After ``dies_after`` the process ends."""
 
     slots: int = 1
     first_s: float = 0.02
