@@ -152,7 +152,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif script.refuses_ids and isinstance(body.get("prompt"), list):
             self._refuse(400, "prompt must be a string" if script.names_the_field else "bad request")
         elif script.refuses_longer_than is not None and self._prompt_tokens(body) > script.refuses_longer_than:
-            self._refuse(400, f"maximum context length is {script.refuses_longer_than} tokens")
+            named = f"maximum context length is {script.refuses_longer_than} tokens"
+            self._refuse(400, named if script.names_the_field else "the prompt is too long")
         else:
             return False
         return True
