@@ -14,7 +14,8 @@ from biphase.roofline.phases import crossover_prompt, decode, decode_floor_s, pr
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a decode step: ``source`` is computed, measured or difference."""
+    """A part of a decode step: ``source`` is computed, measured, difference, or cancels: a delay that each token has
+    alike is in no gap."""
 
     name: str
     ms: float
@@ -54,8 +55,12 @@ def compare_with_floor(
     decode_law: DecodeLaw | None,
     lengths: Sequence[int],
     tp: int = 1,
+    network_itl_ms: float | None = None,
 ) -> Comparison:
-    """Set the laws beside the cost of the same steps on ``tp`` devices at their peaks."""
+    """Set the laws beside the cost of the same steps on ``tp`` devices at their peaks.
+
+    ``network_itl_ms``: what the client's mean ITL has beyond the server's own, where the server tells it.
+    """
     model = CostModel(architecture, device, Execution(Parallelism(tp=tp)))
     longest = max(lengths, default=None)
     measured_prefill = prefill_law.ms(longest) - (prefill_law.http_ms or 0.0) if prefill_law and longest else None
@@ -74,7 +79,7 @@ def compare_with_floor(
         decode_measured_ms=step,
         decode_floor_ms=floor,
         floor_fraction=fractions[0],
-        parts=_parts(model, decode_law, context) if decode_law and context else (),
+        parts=_parts(model, decode_law, context, network_itl_ms) if decode_law and context else (),
         prompt_tokens=longest,
         prefill_measured_ms=measured_prefill,
         prefill_floor_ms=floor_prefill,
@@ -98,7 +103,7 @@ def _decode_floor_ms(model: CostModel, context: int) -> float:
     return 1e3 * (step.weight_bytes + step.kv_read_bytes + step.state_bytes) / model.device.bandwidth
 
 
-def _parts(model: CostModel, law: DecodeLaw, context: int) -> tuple[Part, ...]:
+def _parts(model: CostModel, law: DecodeLaw, context: int, network_ms: float | None) -> tuple[Part, ...]:
     """Weights and cache at the bandwidth are computed; what the law measured beyond them is a difference."""
     weights = 1e3 * decode_floor_s(model)
     cache = _decode_floor_ms(model, context) - 1e3 * decode(model, context).weight_bytes / model.device.bandwidth
@@ -107,13 +112,14 @@ def _parts(model: CostModel, law: DecodeLaw, context: int) -> tuple[Part, ...]:
     fixed_name = "fixed beyond the weights" if law.w_ms_per_sequence else "fixed and per sequence, beyond the weights"
     parts = [
         Part("weights, read once", weights, "computed"),
-        Part(fixed_name, law.t0_ms.value - weights, "difference"),
+        Part(fixed_name, law.t0_ms.value - weights - (network_ms or 0.0), "difference"),
         Part("cache, read once", cache, "computed"),
         Part("attention beyond that read", by_context - cache, "difference"),
     ]
     if law.w_ms_per_sequence is not None:
         parts.append(Part("per sequence", per_sequence, "measured"))
-    return tuple(parts)  # the network delays every token alike: no part of a gap
+    parts.append(Part("network and HTTP", network_ms or 0.0, "cancels" if network_ms is None else "difference"))
+    return tuple(parts)
 
 
 def _impossible(decode_fraction: float | None, prefill_fraction: float | None, model: str, device: str) -> list[str]:

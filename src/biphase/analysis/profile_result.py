@@ -21,6 +21,7 @@ from biphase.analysis.latency import (
     ttft,
 )
 from biphase.analysis.laws import DecodeLaw, PrefillLaw, fit_decode, fit_prefill, http_share
+from biphase.analysis.server_side import ServerSide, server_side
 from biphase.analysis.verdicts import Verdict, faster_than_floor, foreign_traffic, verdicts
 from biphase.analysis.vllm_keys import vllm_keys
 from biphase.client.record import LeftOut, Record, RunFacts
@@ -93,6 +94,7 @@ class ProfileResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     notes: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
     vllm_bench: dict[str, float | int | str]
+    server_side: ServerSide | None = None
     error: str | None = None
 
 
@@ -104,9 +106,15 @@ class Hardware:
     device: Device
     tp: int = 1
 
-    def compare(self, prefill: PrefillLaw | None, decode: DecodeLaw | None, lengths: Sequence[int]) -> Comparison:
-        """The laws beside the floors of this model on this device."""
-        return compare_with_floor(self.architecture, self.device, prefill, decode, lengths, self.tp)
+    def compare(
+        self,
+        prefill: PrefillLaw | None,
+        decode: DecodeLaw | None,
+        lengths: Sequence[int],
+        network_itl_ms: float | None = None,
+    ) -> Comparison:
+        """The laws beside the floors of this model on this device; ``network_itl_ms``: the network's part of a step."""
+        return compare_with_floor(self.architecture, self.device, prefill, decode, lengths, self.tp, network_itl_ms)
 
 
 def analyse(facts: RunFacts, records: Sequence[Record], hardware: Hardware | None = None) -> ProfileResult:
@@ -116,7 +124,9 @@ def analyse(facts: RunFacts, records: Sequence[Record], hardware: Hardware | Non
     rows = tuple(_row(length, [r for r in alone if r.asked_prompt_tokens == length]) for length in _lengths(alone))
     laws = fit_prefill(alone, http_share(alone, facts.http_round_trip_s)), fit_decode(not_probes(good))
     generated = sum(r.completion_tokens or 0 for r in records)
-    comparison = hardware.compare(*laws, [row.prompt_tokens for row in rows]) if hardware else None
+    counted = server_side(facts.server, records)
+    network = counted.network_itl_ms if counted else None
+    comparison = hardware.compare(*laws, [row.prompt_tokens for row in rows], network) if hardware else None
     foreign = foreign_traffic(facts.foreign_tokens, generated, facts.busy_before)
     beaten = faster_than_floor(comparison.impossible if comparison else ())
     return ProfileResult(
@@ -138,6 +148,7 @@ def analyse(facts: RunFacts, records: Sequence[Record], hardware: Hardware | Non
         comparison=comparison,
         http_round_trip_ms=spread(facts.http_round_trip_s, 1e3),
         http_round_trip_path=facts.http_round_trip_path,
+        server_side=counted,
         client_lag_ms=1e3 * max((r.client_lag for r in alone), default=0.0),
         notes=facts.notes,
         verdicts=(*filter(None, (foreign, beaten)), *verdicts(alone, facts.own_tokens)),

@@ -73,6 +73,20 @@ class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
 
 
+class ServerCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the server's own counters gained over a run; None where it has no such counter.
+
+    ``prompt_tokens`` is without cached ones where ``cached_left_out``. ``ttft_s`` and ``itl_s``: sum in seconds and
+    number of the server's own latencies, which end where its answer leaves it.
+    """
+
+    generation_tokens: int
+    prompt_tokens: int | None = None
+    cached_left_out: bool = False
+    ttft_s: tuple[float, int] | None = None
+    itl_s: tuple[float, int] | None = None
+
+
 class RunFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="run", tag_field="line"):
     """What belongs to all records of a run: a line of its own in their file, at the start and, complete, at the end.
 
@@ -94,6 +108,7 @@ class RunFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     left_out: tuple[LeftOut, ...] = ()
     foreign_tokens: int | None = None
     busy_before: int | None = None
+    server: ServerCounts | None = None
     error: str | None = None
 
 

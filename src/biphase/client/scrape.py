@@ -25,6 +25,16 @@ GENERATED = (
     "llamacpp:tokens_predicted",
     "trtllm_generation_tokens",
 )
+PROMPTED = ("vllm:prompt_tokens", "sglang:prompt_tokens", "trtllm_prompt_tokens")
+PROMPTED_UNCACHED = ("llamacpp:prompt_tokens",)  # cached tokens left out
+TTFT = ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds", "trtllm_time_to_first_token_seconds")
+ITL = (
+    "vllm:inter_token_latency_seconds",
+    "vllm:time_per_output_token_seconds",  # its name before
+    "sglang:inter_token_latency_seconds",
+    "sglang:time_per_output_token_seconds",
+    "trtllm_time_per_output_token_seconds",
+)
 RUNNING = (
     "vllm:num_requests_running",
     "sglang:num_running_reqs",

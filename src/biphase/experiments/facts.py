@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from biphase.client.negotiation import Target
-from biphase.client.record import Record, RunFacts
-from biphase.client.scrape import GENERATED, RUNNING, Scrape, scrape
+from biphase.client.record import Record, RunFacts, ServerCounts
+from biphase.client.scrape import GENERATED, ITL, PROMPTED, PROMPTED_UNCACHED, RUNNING, TTFT, Scrape, scrape
 
 INTERRUPTED = "interrupted"
 SETTLE_S = 0.25  # engines count a step's tokens a moment after they send them
@@ -48,18 +48,49 @@ def run_facts(
 
 async def foreign_tokens(target: Target, before: Scrape | None, sent: Sequence[Record]) -> int | None:
     """Tokens that the server's counter gained beyond those of this run; None where it has no such counter."""
-    own = sum(record.completion_tokens or 0 for record in sent)
-    start = before.value(GENERATED) if before else None
-    if start is None:
-        return None
-    beyond = None
+    return beyond(before, await settled(target, before, sent), sent)
+
+
+async def settled(target: Target, before: Scrape | None, sent: Sequence[Record]) -> Scrape | None:
+    """What the server counts once it has counted all of this run; None where it does not count."""
+    after = None
     for _ in range(SETTLES):
-        after = await scrape(target.session, target.api)
-        now = after.value(GENERATED) if after else None
-        if now is None or now < start:  # gone, or the server began anew
-            return None
-        beyond = round(now - start) - own
-        if beyond >= 0:
+        after = await scrape(target.session, target.api) if before else None
+        more = beyond(before, after, sent)
+        if more is None or more >= 0:
             break
         await asyncio.sleep(SETTLE_S)
-    return beyond
+    return after
+
+
+def beyond(before: Scrape | None, after: Scrape | None, sent: Sequence[Record]) -> int | None:
+    """Tokens generated between two scrapes beyond those of the records; None without counters or when they began anew."""
+    gained = _gained(before, after, GENERATED)
+    return round(gained) - sum(record.completion_tokens or 0 for record in sent) if gained is not None else None
+
+
+def server_counts(before: Scrape | None, after: Scrape | None) -> ServerCounts | None:
+    """What the server's counters gained between two scrapes."""
+    generated, uncached = _gained(before, after, GENERATED), _gained(before, after, PROMPTED_UNCACHED)
+    prompted = _gained(before, after, PROMPTED) if uncached is None else uncached
+    if generated is None:
+        return None
+    return ServerCounts(
+        generation_tokens=round(generated),
+        prompt_tokens=round(prompted) if prompted is not None else None,
+        cached_left_out=uncached is not None,
+        ttft_s=_latencies(before, after, TTFT),
+        itl_s=_latencies(before, after, ITL),
+    )
+
+
+def _latencies(before: Scrape | None, after: Scrape | None, names: Sequence[str]) -> tuple[float, int] | None:
+    seconds = _gained(before, after, [f"{name}_sum" for name in names])
+    number = _gained(before, after, [f"{name}_count" for name in names])
+    return (seconds, round(number)) if seconds is not None and number else None
+
+
+def _gained(before: Scrape | None, after: Scrape | None, names: Sequence[str]) -> float | None:
+    start = before.value(names) if before else None
+    end = after.value(names) if after else None
+    return end - start if start is not None and end is not None and end >= start else None

@@ -19,7 +19,7 @@ from biphase.client.openai import Call, make_call
 from biphase.client.record import Keep, LeftOut, Record
 from biphase.client.scrape import scrape
 from biphase.errors import RunFailed
-from biphase.experiments.facts import INTERRUPTED, foreign_tokens, run_facts
+from biphase.experiments.facts import INTERRUPTED, beyond, run_facts, server_counts, settled
 
 WARMUP_TOKENS = 4
 BATCHES = (2, 4, 8)
@@ -81,7 +81,9 @@ async def measure(
         error = None
         try:
             await run.run()
-            facts = replace(facts, foreign_tokens=await foreign_tokens(target, before, run.sent))
+            after = await settled(target, before, run.sent)
+            foreign = beyond(before, after, run.sent)
+            facts = replace(facts, foreign_tokens=foreign, server=server_counts(before, after))
         except RunFailed as failure:
             error = str(failure)
         except asyncio.CancelledError:

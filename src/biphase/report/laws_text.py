@@ -100,7 +100,7 @@ def _comparison_lines(found: Comparison) -> Iterator[str]:
             f"decode at a context of {found.context_tokens}: {100 * found.floor_fraction:.0f} % of its floor's speed "
             f"({_beside(found.decode_floor_ms, found.decode_measured_ms)})"
         )
-        yield f"where a step's ms go: {parts}; the network delays each token alike and is no part of a step"
+        yield f"where a step's ms go: {parts}"
 
 
 def _beside(floor_ms: float | None, measured_ms: float | None) -> str:

@@ -53,12 +53,21 @@ def _head(result: SplitResult) -> Iterator[str]:
 def _units(result: SplitResult) -> Iterator[str]:
     found = result.split
     yield figure("The split in three units", units_svg(found), CAPTION)
+    yield from _meaning(result)
     yield '<div class="wide"><table><thead><tr>'
     yield "".join(f"<th>{name}</th>" for name in ("unit", "prefill", "decode", "prefill share", "what it tells"))
     yield "</tr></thead><tbody>"
     for row in unit_rows(found):
         yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
     yield "</tbody></table></div>"
+
+
+def _meaning(result: SplitResult) -> Iterator[str]:
+    if result.meaning:
+        yield '<section style="grid-column: auto"><h2>What it means</h2><ul>'  # beside the picture
+        for said in result.meaning:
+            yield f"<li><b>{escape(said.name)}</b>: {escape(said.sentence)}. <i>{escape(said.advice)}.</i></li>"
+        yield "</ul></section>"
 
 
 def units_svg(found: Split) -> str:
@@ -142,14 +151,6 @@ def _steps(points: Sequence[Point], value: Callable[[Point], float | None]) -> l
     return corners
 
 
-def _meaning(result: SplitResult) -> Iterator[str]:
-    if result.meaning:
-        yield "<h2>What it means</h2><ul>"
-        for said in result.meaning:
-            yield f"<li><b>{escape(said.name)}</b>: {escape(said.sentence)}. <i>{escape(said.advice)}.</i></li>"
-        yield "</ul>"
-
-
 def _details(result: SplitResult) -> Iterator[str]:
     yield "<h2>Counted beside it</h2><ul>"
     for line in facts(result.split):
@@ -161,4 +162,4 @@ def _details(result: SplitResult) -> Iterator[str]:
     yield f"<p>biphase {escape(result.biphase)}</p>"
 
 
-_SECTIONS: tuple[Callable[[SplitResult], Iterator[str]], ...] = (_head, _units, _timeline, _meaning, _details)
+_SECTIONS: tuple[Callable[[SplitResult], Iterator[str]], ...] = (_head, _units, _timeline, _details)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from biphase.analysis.latency import Spread
 from biphase.analysis.profile_result import Itl, LengthRow, ProfileResult, Saturation
+from biphase.analysis.server_side import ServerSide
 from biphase.report.laws_text import law_lines
 from biphase.report.terminal import PIPED_WIDTH
 from biphase.report.words import plain_words
@@ -137,8 +138,29 @@ def conditions(result: ProfileResult) -> Iterator[str]:
             f"an HTTP round trip alone takes {result.http_round_trip_ms.median:.2f} ms "
             f"(GET {result.http_round_trip_path}, median of {result.http_round_trip_ms.n})"
         )
+    if result.server_side is not None:
+        yield _server_line(result.server_side)
     yield (
         f"one request at a time, {result.tokens} tokens each; "
         f"stamps of the client lag by {result.client_lag_ms:.2f} ms at most"
     )
     yield from result.notes
+
+
+def _server_line(found: ServerSide) -> str:
+    """Its own counters, and how far its latencies are below the client's."""
+    tokens = f"{found.generation_tokens:,} generated"
+    own = f"{found.own_generation_tokens:,}"
+    if found.prompt_tokens is not None:
+        tokens, own = f"{found.prompt_tokens:,} prompt tokens and {tokens}", f"{found.own_prompt_tokens:,} and {own}"
+    exact = found.agree if found.agree is not None else found.generation_tokens == found.own_generation_tokens
+    same = "exactly those of this run" if exact else f"this run's are {own}"
+    shares = [
+        f"mean {name} {_number(mean)} ms, the client's {_number(abs(share))} ms {'above' if share >= 0 else 'below'}"
+        for name, mean, share in (
+            ("TTFT", found.ttft_mean_ms, found.network_ttft_ms),
+            ("ITL", found.itl_mean_ms, found.network_itl_ms),
+        )
+        if mean is not None and share is not None
+    ]
+    return "; ".join([f"the server counted {tokens}: {same}", *shares])
