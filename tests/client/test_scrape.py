@@ -1,8 +1,14 @@
 """Counters of servers: every spelling is found, what is missing is None, and ranks are not counted twice."""
 
-import pytest
+from dataclasses import replace
+from pathlib import Path
 
-from biphase.client.scrape import GENERATED, RUNNING, parse_metrics
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from biphase.client.scrape import GENERATED, RUNNING, Scrape, parse_metrics, read_scrapes, save_scrapes
+from biphase.errors import BadInput, RunFailed
 
 VLLM = """
 # HELP vllm:generation_tokens_total Number of generation tokens processed.
@@ -20,6 +26,13 @@ OTHERS = {
     "untyped": "vllm_generation_tokens 7\n",
     "llama.cpp": "# TYPE llamacpp:tokens_predicted_total counter\nllamacpp:tokens_predicted_total 7\n",
     "ranks": 'sglang:generation_tokens_total{tp_rank="0"} 7\nsglang:generation_tokens_total{tp_rank="1"} 7\n',
+    "a rank that is not the first": 'sglang:generation_tokens_total{tp_rank="4"} 7\n',
+    "ranks the other way round": 'sglang:generation_tokens_total{tp_rank="1"} 6\n'
+    'sglang:generation_tokens_total{tp_rank="0"} 7\n',
+    "ranks of two replicas": 'sglang:generation_tokens_total{dp_rank="0",tp_rank="0"} 3\n'
+    'sglang:generation_tokens_total{dp_rank="0",tp_rank="1"} 3\n'
+    'sglang:generation_tokens_total{dp_rank="1",tp_rank="2"} 4\n',
+    "not a number": 'vllm:generation_tokens 7\nvllm:generation_tokens{engine="9"} NaN\n',
 }
 
 
@@ -36,6 +49,79 @@ def test_every_spelling(text: str) -> None:
     assert found.value(RUNNING) is None
 
 
-def test_what_is_no_exposition_is_an_error() -> None:
+@pytest.mark.parametrize("text", ["<html>not found</html>\n", '[{"iter": 1}]', "ok", "[]"])
+def test_what_is_no_exposition_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        parse_metrics("<html>not found</html>\n")
+        parse_metrics(text)
+
+
+@given(st.text(alphabet='ab{}=",\\ \n#_:1.5', max_size=60) | st.text(max_size=40))
+def test_any_text_is_a_scrape_or_a_value_error(text: str) -> None:
+    try:
+        found = parse_metrics(text)
+    except ValueError:
+        return
+    assert all(value == value for series in found.series.values() for value in series.values())
+
+
+def test_the_start_of_the_process_tells_it_from_the_next() -> None:
+    assert parse_metrics("process_start_time_seconds 1.7e+09\n").process == "1700000000.00"
+    assert parse_metrics(VLLM).process is None
+
+
+def save(path: Path, *scrapes: tuple[float, str]) -> None:
+    with save_scrapes(path) as keep:
+        for at, text in scrapes:
+            keep(replace(parse_metrics(text), at=at, url="http://h/metrics"), text)
+
+
+def test_saved_scrapes_come_back_whole_and_in_order(tmp_path: Path) -> None:
+    save(tmp_path / "late.txt", (30.5, "a_total 3\n"))
+    save(tmp_path / "early.txt", (10.25, VLLM), (20.0, "a_total 2"))
+    found = read_scrapes([tmp_path / "late.txt", tmp_path / "early.txt"])
+    assert [one.at for one in found] == [10.25, 20.0, 30.5]
+    assert found[0].value(GENERATED) == 924
+    assert found[1].value(["a"]) == 2
+    assert all(one.url == "http://h/metrics" and one.timed and one.process is None for one in found)
+
+
+def test_a_plain_download_has_its_file_s_time_and_its_place(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("a_total 1\n")
+    (tmp_path / "a.txt").write_text("a_total 2\n")
+    found = read_scrapes([tmp_path / "b.txt", tmp_path / "a.txt"])
+    assert [one.value(["a"]) for one in found] == [1, 2]
+    assert not any(one.timed for one in found)
+    assert found[0].at == (tmp_path / "b.txt").stat().st_mtime
+
+
+def test_scrapes_are_there_as_soon_as_they_were_made(tmp_path: Path) -> None:
+    with save_scrapes(tmp_path / "s.txt") as keep:
+        keep(Scrape({}, at=1.0, url="u"), "a 1\n")
+        assert (tmp_path / "s.txt").read_text() == "# biphase scrape 1.000 - u\na 1\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (None, "cannot read scrapes"),
+        (b"", "holds no metrics"),
+        (b"<html>", "is not metrics text"),
+        (b"\xff\xfe\x00", "is not metrics text"),
+        (b"# biphase scrape now - u\na 1\n", "not a line that begins a scrape"),
+        (b"# biphase scrape nan - u\na 1\n", "not a line that begins a scrape"),
+        (b"# biphase scrape 1e300 - u\na 1\n", "not a line that begins a scrape"),
+        (b"# biphase scrape 5\na 1\n", "not a line that begins a scrape"),
+        (b"# biphase scrape 5 - u\n", "holds no metrics"),
+    ],
+)
+def test_a_file_that_is_none_is_bad_input(tmp_path: Path, content: bytes | None, line: str) -> None:
+    if content is not None:
+        (tmp_path / "s.txt").write_bytes(content)
+    with pytest.raises(BadInput, match=line):
+        read_scrapes([tmp_path / "s.txt"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_one_line() -> None:
+    with save_scrapes(Path("/dev/full")) as keep, pytest.raises(RunFailed, match="No space left"):
+        keep(Scrape({}), "a 1\n")

@@ -18,6 +18,9 @@ from biphase.client.scrape import Scrape, normal
 FEWEST_FOR_BUSY = 5
 """Scrapes of a gauge from which the share of those that saw a request is taken for the share of time."""
 
+MOST_POINTS = 120
+"""Of the timeline; more would draw single engine steps as spikes."""
+
 
 class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Both phases in one unit; None is not known. ``origin``: counted by the engine, modelled, or not there."""
@@ -253,8 +256,8 @@ def _models(window: Window) -> tuple[str, ...]:
 
 def _timeline(engine: Engine, window: Window) -> Sequence[Point]:
     points = []
-    start = window.scrapes[0].at
-    for pair in pairwise(window.scrapes):
+    start, every = window.scrapes[0].at, -(-len(window.scrapes) // MOST_POINTS)
+    for pair in pairwise((*window.scrapes[:-1:every], window.scrapes[-1])):
         step = Window(pair)
         points.append(
             Point(

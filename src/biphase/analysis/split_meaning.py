@@ -38,6 +38,10 @@ def meaning(found: Split) -> tuple[Verdict, ...]:
 
 def percent(share: float) -> str:
     """A share as a percentage; never 0 or 100 where it is not."""
+    if 0 < share < 0.001:
+        return "< 0.1 %"
+    if 0.999 < share < 1:
+        return "> 99.9 %"
     shown = f"{100 * share:.0f}"
     return f"{100 * share:.1f} %" if shown in ("0", "100") and share not in (0, 1) else f"{shown} %"
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import aiohttp
@@ -194,6 +195,7 @@ def _with_head(found: Scrape, head: str, path: Path) -> Scrape:
     words = head.split(" ", 2)
     try:
         at, process, url = float(words[0]), words[1], words[2]
-    except (ValueError, IndexError) as error:
+        datetime.fromtimestamp(at, UTC)
+    except (ValueError, IndexError, OverflowError, OSError) as error:
         raise BadInput(f"{path}: not a line that begins a scrape: {_HEAD + head!r}") from error
     return replace(found, at=at, process=None if process == "-" else process, url=url)

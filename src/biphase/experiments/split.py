@@ -133,7 +133,7 @@ class Watch:
         if engine is None:
             raise BadInput(explain_unknown(only))
         began = only.value(("process_start_time_seconds",))
-        zero = replace(only, series={}, at=min(began, only.at) if began is not None else only.at)
+        zero = replace(only, series={}, at=began if began is not None and 0 < began < only.at else only.at)
         return self._result(engine, Window([zero, only]), Circumstances(since_start=True, untimed=not only.timed))
 
     def _modelled(self, found: Split) -> Split:
