@@ -11,6 +11,7 @@ import typer
 from biphase import __version__
 from biphase.cli import profile_options as options
 from biphase.cli.outputs import check_writable, write_output
+from biphase.cli.own_model import own_hardware
 from biphase.cli.targets import found_server, one_interrupt, start_engine
 from biphase.errors import BadInput, RunFailed
 from biphase.models import DEFAULT_MODEL
@@ -63,7 +64,9 @@ def profile(
     access = options.make_access(api_key, header or [], timeout, ca)
     engine_options = [*(["--dtype", dtype] if dtype else []), *(["--random-weights"] if random_weights else [])]
     outputs = Outputs(json, html, markdown)
-    hardware = options.make_hardware(model_config, gpu, tp)
+    own = model_config is None and url is None and from_records is None
+    hardware = None if own else options.make_hardware(model_config, gpu, tp)
+    device = options.check_device(gpu, tp) if own else None
     url = _address(url, engine_options, from_records, records)
     outputs.check()
     with one_interrupt() as exit_status:
@@ -72,7 +75,7 @@ def profile(
                 _report(_analyse(from_records, hardware), outputs)
                 return
             with ExitStack() as stack:
-                result = _run(stack, url, model, plan, access, engine_options, hardware, records)
+                result = _run(stack, url, model, plan, access, engine_options, hardware, device, records)
             _report(result, outputs)
         except KeyboardInterrupt:
             raise typer.Exit(exit_status()) from None
@@ -113,6 +116,7 @@ def _run(
     access: "Access",
     engine_options: list[str],
     hardware: "Hardware | None",
+    gpu: str | None,
     records: Path | None,
 ) -> "ProfileResult":
     """Measure ``url``, or the built-in engine, which ends with the stack."""
@@ -125,9 +129,11 @@ def _run(
 
     keep: Keep = stack.enter_context(open_records(records)) if records else lambda record: None
     shown = stack.enter_context(display())
-    engine = None
+    engine, note = None, None
     if url is None:
         engine = start_engine(stack, model or DEFAULT_MODEL, engine_options, shown)
+        if hardware is None:
+            hardware, note = own_hardware(engine.url, model or DEFAULT_MODEL, gpu)
         url, model = engine.url, engine.model
     elif url == "local":
         url = found_server(access, shown)
@@ -135,7 +141,8 @@ def _run(
     command = options.shown_command()
     result = clock.run(measure(url, model, access, plan, keep, shown.step, __version__, command, hardware))
     death = engine.death() if engine and result.error else None
-    return msgspec.structs.replace(result, error=death) if death else result
+    notes = (*result.notes, note) if note else result.notes
+    return msgspec.structs.replace(result, error=death or result.error, notes=notes)
 
 
 def _report(result: "ProfileResult", outputs: Outputs) -> None:

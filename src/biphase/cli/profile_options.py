@@ -45,19 +45,23 @@ Tokens = Annotated[int, typer.Option(help="Tokens to generate in each request.")
 Repeats = Annotated[int, typer.Option(help="Requests for each length.")]
 Full = Annotated[
     bool,
-    typer.Option(
-        "--full", help="More lengths, and the whole grid of batches and contexts."
-    ),
+    typer.Option("--full", help="More lengths, and the whole grid of batches and contexts."),
 ]
 ModelConfig = Annotated[
     str | None,
     typer.Option(
-        metavar="MODEL", show_default=False, help="The model's shape as in biphase roofline, to compare with --gpu."
+        metavar="MODEL",
+        show_default=False,
+        help="The model's shape as in biphase roofline, to compare with --gpu. The built-in engine's is known.",
     ),
 ]
 Gpu = Annotated[
     str | None,
-    typer.Option(metavar="NAME", show_default=False, help="The server's device, as in biphase roofline."),
+    typer.Option(
+        metavar="NAME",
+        show_default=False,
+        help="The server's device, as in biphase roofline. For the built-in engine: this machine, if it is calibrated.",
+    ),
 ]
 Tp = Annotated[int, typer.Option(min=1, help="GPUs that share the model (tensor parallel).")]
 Json = Annotated[
@@ -150,6 +154,17 @@ def make_hardware(model_config: str | None, gpu: str | None, tp: int) -> "Hardwa
     from biphase.roofline.hardware import find_device
 
     return Hardware(load(model_config), find_device(gpu), tp)
+
+
+def check_device(gpu: str | None, tp: int) -> str | None:
+    """The device named for the built-in engine; ``BadInput`` now rather than after its start."""
+    from biphase.roofline.hardware import find_device
+
+    if tp != 1:
+        raise BadInput(f"--tp {tp}: the built-in engine runs on one device")
+    if gpu is not None:
+        find_device(gpu)
+    return gpu
 
 
 def refuse_model_as_url(url: str) -> str:

@@ -64,7 +64,7 @@ async def settled(target: Target, before: Scrape | None, sent: Sequence[Record])
 
 
 def beyond(before: Scrape | None, after: Scrape | None, sent: Sequence[Record]) -> int | None:
-    """Tokens generated between two scrapes beyond those of the records; None without counters or when they began anew."""
+    """Tokens generated between two scrapes beyond those of the records; None without counters that went on."""
     gained = _gained(before, after, GENERATED)
     return round(gained) - sum(record.completion_tokens or 0 for record in sent) if gained is not None else None
 
