@@ -90,10 +90,10 @@ def batched_line(output: str) -> dict[str, Any]:
 
 
 def about(output: str) -> str:
-    """Version, format and backend, as llama-bench says them."""
+    """Version, model and threads, as llama-bench says them."""
     entry = bench_entry(output)
-    form = str(entry["model_type"]).split()[-1] if entry.get("model_type") else "?"
-    return f"llama.cpp {entry['build_number']} ({entry['build_commit']}), {form}, {entry['n_threads']} threads"
+    version = f"{entry['build_number']} ({entry['build_commit']})"
+    return f"llama.cpp {version}, {entry['model_type']}, {entry['n_threads']} threads"
 
 
 def last_line(text: str) -> str:

@@ -71,15 +71,14 @@ def perplexity(programs: Path, gguf: Path, text: Path, windows: Sequence[Sequenc
     return saved
 
 
-def golden(programs: Path, gguf: Path, line: dict[str, Any], port: int, threads: int) -> dict[str, Any]:
-    """As quality_worker.py, through llama-server's /completion on token ids."""
+def golden(url: str, line: dict[str, Any]) -> dict[str, Any]:
+    """As quality_worker.py, through /completion of the llama-server at ``url`` on token ids."""
     found: dict[str, Any] = {"likeliest": [], "first": []}
-    with running(programs, gguf, port, threads) as url:
-        for case in line["cases"]:
-            prompt, output = case["prompt"], case["output"]
-            answers = [next_token(ask(url, [*prompt, *output[:n]])) for n in range(len(output))]
-            found["likeliest"].append([top[0][0] for top in answers])
-            found["first"].append(answers[0])
+    for case in line["cases"]:
+        prompt, output = case["prompt"], case["output"]
+        answers = [next_token(ask(url, [*prompt, *output[:n]])) for n in range(len(output))]
+        found["likeliest"].append([top[0][0] for top in answers])
+        found["first"].append(answers[0])
     return found
 
 

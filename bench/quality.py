@@ -147,7 +147,8 @@ def ask_llama(asked: argparse.Namespace, model: Path, questions: dict[str, dict[
     """The same of llama.cpp."""
     windows = questions["windows"]["windows"]
     saved = llama_quality.perplexity(asked.llama, model, TEXT, windows, asked.threads)
-    golden = llama_quality.golden(asked.llama, model, questions["golden"], asked.port, asked.threads)
+    with llama_quality.running(asked.llama, model, asked.port, asked.threads) as url:
+        golden = llama_quality.golden(url, questions["golden"])
     return {"about": "llama.cpp", "windows": {"decode": saved.logprobs.tolist()}, "golden": golden}
 
 
