@@ -210,6 +210,7 @@ async def _openapi(request: Request) -> Response:
 
 
 async def _metrics(request: Request) -> Response:
+    _service(request).metrics.tasks.set(len(asyncio.all_tasks()))
     return Response(_service(request).metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 

@@ -131,6 +131,7 @@ class Metrics:
         self.tpot = self._histogram(
             "vllm:request_time_per_output_token_seconds", "Mean of a request, the first aside.", TOKEN_TIME_BUCKETS
         )
+        self.tasks = self._gauge("biphase:server_tasks", "asyncio tasks of the server's process.")
         self.params_n = self._histogram("vllm:request_params_n", "n of a request.", CHOICES)
         self.e2e = self._request_time("e2e_request_latency", "From the checked request to its last token.")
         self.queue = self._request_time("request_queue_time", "From the engine's queue to its first step.")
