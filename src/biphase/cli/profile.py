@@ -10,6 +10,7 @@ import typer
 
 from biphase import __version__
 from biphase.cli import profile_options as options
+from biphase.cli.local_tokenizer import load_tokenizer
 from biphase.cli.outputs import check_writable, write_output
 from biphase.cli.own_model import own_hardware
 from biphase.cli.targets import found_server, one_interrupt, start_engine
@@ -56,6 +57,7 @@ def profile(
     header: options.Header = None,
     ca: options.Ca = None,
     timeout: options.Timeout = 300.0,
+    tokenizer: options.Tokenizer = None,
     dtype: options.Dtype = None,
     random_weights: options.RandomWeights = False,
 ) -> None:
@@ -75,7 +77,7 @@ def profile(
                 _report(_analyse(from_records, hardware), outputs)
                 return
             with ExitStack() as stack:
-                result = _run(stack, url, model, plan, access, engine_options, hardware, device, records)
+                result = _run(stack, url, model, plan, access, engine_options, hardware, device, records, tokenizer)
             _report(result, outputs)
         except KeyboardInterrupt:
             raise typer.Exit(exit_status()) from None
@@ -118,15 +120,18 @@ def _run(
     hardware: "Hardware | None",
     gpu: str | None,
     records: Path | None,
+    tokenizer: str | None,
 ) -> "ProfileResult":
     """Measure ``url``, or the built-in engine, which ends with the stack."""
     import msgspec
 
     from biphase.client import clock
     from biphase.client.record import open_records
+    from biphase.client.tokenize import LocalTokenizer
     from biphase.experiments.profile import measure
     from biphase.report.progress import display
 
+    local = LocalTokenizer(load_tokenizer(tokenizer)) if tokenizer else None
     keep: Keep = stack.enter_context(open_records(records)) if records else lambda record: None
     shown = stack.enter_context(display())
     engine, note = None, None
@@ -139,7 +144,7 @@ def _run(
         url = found_server(access, shown)
     shown.status(f"asking {url} what it serves")
     command = options.shown_command()
-    result = clock.run(measure(url, model, access, plan, keep, shown.step, __version__, command, hardware))
+    result = clock.run(measure(url, model, access, plan, keep, shown.step, __version__, command, hardware, local))
     death = engine.death() if engine and result.error else None
     notes = (*result.notes, note) if note else result.notes
     return msgspec.structs.replace(result, error=death or result.error, notes=notes)

@@ -99,6 +99,14 @@ Ca = Annotated[
     typer.Option(show_default=False, metavar="FILE", help="Certificates of a private authority to trust (PEM)."),
 ]
 Timeout = Annotated[float, typer.Option(help="Longest wait for the next byte of an answer, in seconds.")]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        show_default=False,
+        help="Counts tokens where the server counts nowhere: tokenizer.json, its folder, a GGUF file, a repository.",
+    ),
+]
 Dtype = Annotated[str | None, typer.Option(show_default=False, help="Of the built-in engine: the type it computes in.")]
 RandomWeights = Annotated[
     bool, typer.Option("--random-weights", help="Of the built-in engine: measure the shape in a config.json.")

@@ -48,13 +48,17 @@ class Access:
 
 @dataclass(frozen=True)
 class Api:
-    """``root``: the address over health, metrics and tokenize. ``base``: the one over models and completions."""
+    """``root``: the address over health, metrics and tokenize. ``base``: the one over models and completions.
+
+    ``listed``: all models that the server names.
+    """
 
     root: str
     base: str
     model: str
     max_model_len: int | None = None
     vocab_size: int | None = None
+    listed: tuple[str, ...] = ()
 
 
 def parse_url(text: str) -> str:
@@ -189,7 +193,7 @@ def _choose(base: str, entries: list[dict[str, object]], model: str | None) -> A
         raise BadInput(f"{problem}; say which: --model NAME")
     chosen = model if model is not None else names[0]
     entry = next((entry for entry in entries if entry.get("id") == chosen), {})
-    return Api(root_of(base), base, chosen, _length_limit(entry), _meta(entry, "n_vocab"))
+    return Api(root_of(base), base, chosen, _length_limit(entry), _meta(entry, "n_vocab"), tuple(names))
 
 
 def _length_limit(entry: Mapping[str, object]) -> int | None:

@@ -5,15 +5,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import aiohttp
+from msgspec.structs import replace
 
 from biphase.client.endpoint import Access, Api, connect, find_api, round_trip
 from biphase.client.failures import server_message
 from biphase.client.load import patient
 from biphase.client.openai import OPTIONAL_FIELDS, Answer, Dialect, PromptForm, make_call
 from biphase.client.prompts import ORDINARY_IDS, WORDS, PromptMaker, calibrate, one_token_words
-from biphase.client.record import Record
-from biphase.client.tokenize import Tokenizer, find_tokenizer
-from biphase.errors import RunFailed
+from biphase.client.record import CountSource, Record
+from biphase.client.tokenize import LocalTokenizer, Tokenizer, find_tokenizer
+from biphase.errors import BadInput, RunFailed
 
 PROBE_TOKENS = 8
 NOT_THERE = (404, 405, 501)
@@ -36,27 +37,38 @@ class Target:
     notes: tuple[str, ...]
     """What was chosen for this server and why, one sentence each."""
     tokenizer: Tokenizer | None = None
+    local: LocalTokenizer | None = None
 
     async def counted(self, answer: Answer) -> Record:
-        """The record; where the server counted nothing, its own /tokenize does, after the stream has ended."""
-        if answer.record.completion_tokens_source != "chunks" or self.tokenizer is None:
-            return answer.record
-        ids = await self.tokenizer.ids(answer.text)
-        return answer.recounted(len(ids)) if ids else answer.record
+        """The record; where the server counted nothing, its own /tokenize does, or else the tokenizer of this machine,
+        after the stream has ended."""
+        record, counter = answer.record, self.tokenizer or self.local
+        if record.completion_tokens_source == "chunks" and counter is not None:
+            ids = await counter.ids(answer.text)
+            source: CountSource = "tokenize" if counter is self.tokenizer else "tokenizer"
+            record = answer.recounted(len(ids), source) if ids else record
+        if record.prompt_tokens is None and self.local is not None:  # its words were counted when it was made
+            record = replace(record, prompt_tokens=record.asked_prompt_tokens, prompt_tokens_source="tokenizer")
+        return record
 
 
 @asynccontextmanager
-async def open_target(url: str, model: str | None, access: Access) -> AsyncIterator[Target]:
-    """Find the API behind ``url`` and how it wants to be asked; ``RunFailed`` or ``BadInput`` in one line otherwise."""
+async def open_target(
+    url: str, model: str | None, access: Access, local: LocalTokenizer | None = None
+) -> AsyncIterator[Target]:
+    """Find the API behind ``url`` and how it wants to be asked; ``RunFailed`` or ``BadInput`` in one line otherwise.
+
+    ``local`` counts what the server counts nowhere.
+    """
     async with connect(access) as session:
         api = await find_api(session, url, model)
         tokenizer = await find_tokenizer(session, api)
         ids, where = await _ordinary_ids(tokenizer, api.vocab_size)
         dialect, answer = await _agree(session, api, ids)
-        prompts, how = await _prompts(session, dialect, answer.record, ids, where)
+        prompts, how = await _prompts(session, dialect, answer.record, (ids, where), local)
         path, times = await round_trip(session, api)
         notes = (how, *_dropped(dialect))
-        yield Target(session, api, dialect, prompts, path, times, notes, tokenizer)
+        yield Target(session, api, dialect, prompts, path, times, notes, tokenizer, local)
 
 
 async def _ordinary_ids(tokenizer: Tokenizer | None, vocab_size: int | None) -> tuple[list[int], str]:
@@ -128,6 +140,9 @@ async def _agree(session: aiohttp.ClientSession, api: Api, ids: list[int]) -> tu
         refusals.learn(dialect, answer.record.status or 0, server_message(answer.body))
     # the first refusal of an endpoint that is there answers the most natural question
     telling = [record for record in heard if record.status not in NOT_THERE] or heard
+    if telling and api.listed and api.model not in api.listed:
+        served = ", ".join(api.listed[:20]) + (", ..." if len(api.listed) > 20 else "")
+        raise BadInput(f"--model {api.model}: the server does not serve it; it lists {served} ({telling[0].error})")
     raise RunFailed(str(telling[0].error) if telling else "the server refused every form of request")
 
 
@@ -150,13 +165,20 @@ def _own_tokens(record: Record) -> int | None:
 
 
 async def _prompts(
-    session: aiohttp.ClientSession, dialect: Dialect, probe: Record, ids: list[int], where: str
+    session: aiohttp.ClientSession,
+    dialect: Dialect,
+    probe: Record,
+    drawn: tuple[list[int], str],
+    local: LocalTokenizer | None,
 ) -> tuple[PromptMaker, str]:
     """The maker of prompts for the agreed form, and the sentence that says how they are made."""
+    ids, where = drawn
     if dialect.form == "token_ids":
         own = _own_tokens(probe) or 0
         plus = f", {own} of them put there by the server (BOS)" if own else ""
         return PromptMaker(ids, own), f"prompts are token ids, {where}{plus}"
+    if probe.prompt_tokens is None and local is not None:
+        return await _counted_here(local)
     if probe.prompt_tokens is None:
         return PromptMaker(WORDS), "prompts are text; the server reports no counts, so one token a word is assumed"
 
@@ -170,6 +192,14 @@ async def _prompts(
     own, template = maker.shortest - 1, "the chat template" if dialect.form == "chat" else "the server (BOS)"
     made = f"text through {'the chat' if dialect.form == 'chat' else 'the completions'} endpoint"
     return maker, f"prompts are {made}, fitted to the server's own count; {own} tokens of each come from {template}"
+
+
+async def _counted_here(local: LocalTokenizer) -> tuple[PromptMaker, str]:
+    async def count(words: list[str]) -> int:
+        return len(await local.ids(" ".join(words)) or [])
+
+    how = "prompts are text, counted by --tokenizer: what the server adds to them (BOS, chat template) is not counted"
+    return await calibrate(count), how
 
 
 def _dropped(dialect: Dialect) -> Iterator[str]:

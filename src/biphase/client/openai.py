@@ -83,13 +83,13 @@ class Answer:
         """All that was generated."""
         return "".join(arrival.text for arrival in self.arrivals)
 
-    def recounted(self, tokens: int) -> Record:
+    def recounted(self, tokens: int, source: CountSource = "tokenize") -> Record:
         """The record with a tokenizer's count of its text, spread over the chunks where it is not one for each."""
         sizes = [arrival.size for arrival in self.arrivals]
         each = [int(size > 0) for size in sizes]
         counts = each if sum(each) == tokens else spread(tokens, sizes)
         chunks = tuple(Chunk(a.t, n, a.kind) for a, n in zip(self.arrivals, counts, strict=True))
-        return replace(self.record, chunks=chunks, completion_tokens=tokens, completion_tokens_source="tokenize")
+        return replace(self.record, chunks=chunks, completion_tokens=tokens, completion_tokens_source=source)
 
 
 async def request(session: aiohttp.ClientSession, call: Call, intended: float | None = None) -> Answer:

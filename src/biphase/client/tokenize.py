@@ -1,4 +1,6 @@
-"""Counting and naming tokens with the server's own tokenizer, through its /tokenize route where it has one."""
+"""Counting and naming tokens with the server's own tokenizer, through its /tokenize route, or with one that is here."""
+
+from collections.abc import Callable
 
 import aiohttp
 
@@ -34,6 +36,17 @@ class Tokenizer:
         except RunFailed:
             return None
         return _ids_in(reply.json()) if reply.status == 200 else None
+
+
+class LocalTokenizer:
+    """A tokenizer of this machine, for a server that neither counts nor has one: ``encode`` gives ids of a text."""
+
+    def __init__(self, encode: Callable[[str], list[int]]) -> None:
+        self._encode = encode
+
+    async def ids(self, text: str) -> list[int] | None:
+        """Token ids of a text, without special tokens."""
+        return self._encode(text)
 
 
 def _ids_in(answer: object) -> list[int] | None:

@@ -20,6 +20,7 @@ from biphase.errors import BadInput
 Kind = Literal["constant", "poisson", "gamma", "trace", "closed"]
 
 MOST_PREPARED_BYTES = 1 << 30
+ROUNDING_S = 1e-6  # sums of intervals fall short of their whole
 BYTES_PER_TOKEN = 6.5  # of a request's body: an id of four or five digits and a comma, or a word and a space
 
 
@@ -139,7 +140,7 @@ def due(
 
 def _below(moments: Iterator[float], end: float) -> Iterator[float]:
     for moment in moments:
-        if moment >= end:
+        if moment >= end - ROUNDING_S:
             return
         yield moment
 

@@ -18,6 +18,7 @@ from biphase.client.negotiation import Target, open_target
 from biphase.client.openai import Call, make_call
 from biphase.client.record import Keep, LeftOut, Record
 from biphase.client.scrape import scrape
+from biphase.client.tokenize import LocalTokenizer
 from biphase.errors import RunFailed
 from biphase.experiments.facts import INTERRUPTED, beyond, run_facts, server_counts, settled
 
@@ -67,13 +68,14 @@ async def measure(
     version: str,
     command: Sequence[str] = (),
     hardware: Hardware | None = None,
+    tokenizer: LocalTokenizer | None = None,
 ) -> ProfileResult:
     """Profile the server at ``url``; every record, and the facts of the run, go to ``keep`` as they come.
 
     Raises ``RunFailed`` or ``BadInput`` when the server cannot be measured at all. A run that breaks off later, or is
     interrupted, gives what was measured until then, with ``error`` set.
     """
-    async with open_target(url, model, access) as target:
+    async with open_target(url, model, access, tokenizer) as target:
         before = await scrape(target.session, target.api)
         facts = run_facts(target, plan.tokens, plan.repeats, version, command, before)
         keep(facts)
