@@ -1,7 +1,7 @@
 """This engine beside its peers, in turn on the same cores in one run: decode, prefill, and what serving adds.
 
     python bench/engine.py [--set FOLDER] [--engine NAME:key=value,...] [--against llama.cpp,vllm,transformers]
-                           [--rows ID,...] [--repeats 5] [--json FILE] [--markdown FILE]
+                           [--rows ID,...] [--repeats 5] [--json FILE] [--into docs/performance.md]
 
 Without ``--set`` the model is SmolLM2-135M; bench/random_models.py writes folders of other shapes. Each ``--engine`` is
 one side with those engine options (``--engine exact --engine int8:activations=int8``); each peer has one side a format.
@@ -27,6 +27,7 @@ import serving
 from answering import Question
 from biphase.errors import BadInput, BiphaseError
 from biphase.roofline.catalogue import load
+from document import insert
 from machine import Machine, measure, roof
 from performance_table import markdown
 from sides import PEERS, ModelSet, Places, Side, engine_options, engine_side, model_set, peer_sides, smollm2
@@ -66,7 +67,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--transformers", type=Path, default=PEERS / "convert" / "bin" / "python")
     parser.add_argument("--vllm", type=Path, default=PEERS / "vllm" / "bin" / "python")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--into", type=Path, help="a document with marks for the table of this model")
     return parser.parse_args(words)
 
 
@@ -176,8 +177,8 @@ def write(asked: argparse.Namespace, result: dict[str, Any]) -> None:
     Console(width=140).print(Markdown(text))
     if asked.json:
         asked.json.write_text(json.dumps(result, indent=1) + "\n")
-    if asked.markdown:
-        asked.markdown.write_text(text)
+    if asked.into:
+        insert(asked.into, result["model"], text)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
 """The Markdown of bench/engine.py from its JSON.
 
-    python bench/performance_table.py FILE.json ... > part-of-docs-performance.md
+    python bench/performance_table.py FILE.json ... [--into docs/performance.md]
 
 Cells are medians over the repeats; ratios are medians of the ratios of the pairs, with their quartiles.
 """
 
+import argparse
 import json
 import statistics
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from document import insert
 
 Result = dict[str, Any]
 LABELS = {
@@ -150,7 +152,18 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument("--into", type=Path, help="a document with the marks of the models; else print")
+    asked = parser.parse_args()
+    for path in asked.results:
+        result = json.loads(path.read_text())
+        if asked.into:
+            insert(asked.into, result["model"], markdown(result))
+        else:
+            print(markdown(result))
+
+
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    print("\n".join(markdown(json.loads(Path(name).read_text())) for name in sys.argv[1:]), end="")
+    main()

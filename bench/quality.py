@@ -1,6 +1,6 @@
 """What precision costs: perplexity and agreement of each precision with the file's own weights in float32.
 
-    python bench/quality.py [--engine NAME:key=value,...] [--windows 16] [--json FILE] [--markdown FILE]
+    python bench/quality.py [--engine NAME:key=value,...] [--windows 16] [--json FILE] [--into docs/performance.md]
 
 The text is Newton's Opticks, book 3 (bench/data/newton_opticks_book3.txt), cut into windows of 512 tokens; scored is
 each token of the second half of a window given all before it in the window, as llama-perplexity does. The same tokens
@@ -33,6 +33,7 @@ import llama_quality
 from biphase.engine.text import load_text
 from biphase.errors import BadInput, BiphaseError
 from biphase.models import locate
+from document import insert
 from performance_table import table
 from sides import HERE, HOW, PEERS, Worker, engine_options
 
@@ -73,7 +74,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--llama", type=Path, default=PEERS / "llama" / "bin")
     parser.add_argument("--transformers", type=Path, default=PEERS / "convert" / "bin" / "python")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--into", type=Path, help="a document with marks for the table")
     return parser.parse_args(words)
 
 
@@ -96,8 +97,8 @@ def run(asked: argparse.Namespace) -> None:
     Console(width=140).print(Markdown(text))
     if asked.json:
         asked.json.write_text(json.dumps(result, indent=1) + "\n")
-    if asked.markdown:
-        asked.markdown.write_text(text)
+    if asked.into:
+        insert(asked.into, "quality", text)
 
 
 def windows_question(model: Path, count: int) -> dict[str, Any]:

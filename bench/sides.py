@@ -1,7 +1,9 @@
 """The sides that bench/engine.py compares: this engine and the peers it finds on this machine."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,7 @@ from biphase.errors import BadInput, RunFailed
 from llama import LlamaBench, last_line
 
 HERE = Path(__file__).parent
+CLOSE_LIMIT_S = 20.0
 PEERS = Path(os.environ.get("BIPHASE_PEERS", "~/.cache/biphase-peers")).expanduser()
 HOW = {
     "llama.cpp": "build it for this CPU: cmake -B llama -DGGML_NATIVE=ON && cmake --build llama --target llama-bench "
@@ -42,15 +45,25 @@ class Side(Protocol):
 
 
 class Worker:
-    """A side in a process of its own that has its model loaded; what it logs goes to a file."""
+    """A side in a process of its own that has its model loaded; what it logs goes to a file.
+
+    It and its children are stopped (SIGSTOP) between questions: an idle engine may wait awake for its next request, and
+    on few cores that would slow the side whose turn it is.
+    """
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
         self._log = tempfile.TemporaryFile("w+", prefix="bench-")  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,  # a process group of its own, to be stopped whole
         )
         self.about = str(self._read()["about"])
+        self._signal(signal.SIGSTOP)
 
     def ask(self, question: Question) -> float:
         return float(self.answer(question.json())["seconds"])
@@ -58,13 +71,26 @@ class Worker:
     def answer(self, line: str) -> dict[str, Any]:
         """What the process answers to one JSON line."""
         assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
-        return self._read()
+        found = self._read()
+        self._signal(signal.SIGSTOP)
+        return found
 
     def close(self) -> None:
-        self._process.communicate()
+        """Let it end by itself, and end it after a while."""
+        self._signal(signal.SIGCONT)
+        try:
+            self._process.communicate(timeout=CLOSE_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
         self._log.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended: the next question says so
+            os.killpg(self._process.pid, number)
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
