@@ -136,7 +136,7 @@ def _run(
 
 def _report(result: "BenchResult", json: Path | None, html: Path | None) -> None:
     """Tables on stdout and files, also of a run that broke off; then its error, if there is one."""
-    from biphase.experiments.bench import INTERRUPTED
+    from biphase.experiments.facts import INTERRUPTED
     from biphase.report.bench_files import bench_json
     from biphase.report.bench_tables import print_bench
 

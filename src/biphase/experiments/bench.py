@@ -19,6 +19,7 @@ from biphase.analysis.bench_result import (
     choose,
 )
 from biphase.analysis.bench_verdicts import run_verdicts
+from biphase.analysis.goodput import REFUSED_STATUS
 from biphase.analysis.laws import DecodeLaw, PrefillLaw
 from biphase.analysis.price import phase_time
 from biphase.analysis.saturation import SaturationResult, Search, judge
@@ -34,10 +35,9 @@ from biphase.client.workers import SendCall, worker_pool
 from biphase.client.workloads import Workload, describe
 from biphase.errors import RunFailed
 from biphase.experiments.bench_laws import measure_laws
-from biphase.experiments.facts import foreign_tokens, run_facts
+from biphase.experiments.facts import INTERRUPTED, foreign_tokens, run_facts
 from biphase.experiments.load_run import Level, LevelRunner, Progress, Timing, interrupted
 
-INTERRUPTED = "interrupted"
 FEWEST_IN_PROBE = 20
 MOST_STRETCHED = 5.0
 """Requests that a run of the search should have, and how many times the duration it may take for them."""
@@ -90,7 +90,10 @@ async def measure(
         error = None
         try:
             await run.run()
-            facts = replace(facts, foreign_tokens=await foreign_tokens(target, before, run.counted))
+            # of what was given up the server has counted tokens that no record holds
+            whole = all(record.error is None or record.status in REFUSED_STATUS for record in run.counted)
+            foreign = await foreign_tokens(target, before, run.counted) if whole else None
+            facts = replace(facts, foreign_tokens=foreign)
         except RunFailed as failure:
             error = str(failure)
         except asyncio.CancelledError:
