@@ -11,6 +11,7 @@ from biphase.client.negotiation import Refusals, Target, open_target
 from biphase.client.openai import OPTIONAL_FIELDS, Dialect, make_call
 from biphase.client.prompts import ORDINARY_IDS, WORDS
 from biphase.client.record import Record
+from biphase.client.tokenize import LocalTokenizer
 from biphase.errors import BadInput, RunFailed
 from tests.scripted_server import hash_of, scripted
 
@@ -94,6 +95,42 @@ def test_a_server_without_counts_says_so() -> None:
     assert "one token a word is assumed" in target.notes[0]
 
 
+def test_a_local_tokenizer_counts_what_the_server_does_not() -> None:
+    """The scripted tokens are words; this tokenizer finds two in each word, so 40 tokens are 20 words."""
+    local = LocalTokenizer(lambda text: [1, 2] * len(text.split()))
+
+    async def main(url: str) -> tuple[Target, Record, Record]:
+        async with open_target(url, None, Access(timeout_s=5), local) as target:
+            prompt = target.prompts.make(40)
+            call = make_call(target.dialect, "r", prompt.content, 40, 4)
+            answer = await patient(target.session, call)
+            return target, answer.record, await target.counted(answer)
+
+    with scripted(**QUICK, completions=False, usage="none") as url:
+        target, before, after = clock.run(main(url))
+    assert "counted by --tokenizer" in target.notes[0]
+    assert (before.completion_tokens, before.completion_tokens_source, before.prompt_tokens) == (4, "chunks", None)
+    assert (after.completion_tokens, after.completion_tokens_source) == (8, "tokenizer")
+    assert [chunk.tokens for chunk in after.token_chunks] == [2] * 4
+    assert (after.prompt_tokens, after.prompt_tokens_source) == (40, "tokenizer")
+
+
+def test_the_servers_counts_come_before_a_local_tokenizer() -> None:
+    local = LocalTokenizer(lambda text: [0] * 1000)
+
+    async def main(url: str) -> Record:
+        async with open_target(url, None, Access(timeout_s=5), local) as target:
+            prompt = target.prompts.make(12)
+            return await target.counted(
+                await patient(target.session, make_call(target.dialect, "r", prompt.content, 12, 4))
+            )
+
+    with scripted(**QUICK) as url:
+        record = clock.run(main(url))
+    assert (record.prompt_tokens, record.prompt_tokens_source) == (12, "usage")
+    assert (record.completion_tokens, record.completion_tokens_source) == (4, "usage")
+
+
 def test_max_completion_tokens_where_max_tokens_is_refused() -> None:
     refusals = Refusals()
     message = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
@@ -118,6 +155,12 @@ def test_several_models_are_listed() -> None:
     with pytest.raises(BadInput, match="the server has 2 models: big, small; say which: --model NAME"):
         negotiate(models=["big", "small"])
     assert negotiate(models=["big", "small"], model="small").api.model == "small"
+
+
+def test_a_model_that_is_not_served_is_named_with_those_that_are() -> None:
+    with pytest.raises(BadInput, match=r"--model x: the server does not serve it; it lists big, small \(.*HTTP 404"):
+        negotiate(models=["big", "small"], model="x", status=404)
+    assert negotiate(models=["big:latest"], model="big").api.model == "big"  # a name that the server understands
 
 
 def test_without_a_list_a_model_must_be_named() -> None:
