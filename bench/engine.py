@@ -14,7 +14,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,10 @@ from rich.progress import Progress
 
 import serving
 from answering import Question
-from biphase.errors import BadInput, BiphaseError
+from biphase.cli.outputs import check_writable, write_output
+from biphase.errors import BadInput, BiphaseError, RunFailed
 from biphase.roofline.catalogue import load
-from document import insert
+from document import insert, parts
 from machine import Machine, measure, roof
 from performance_table import markdown
 from sides import PEERS, ModelSet, Places, Side, engine_options, engine_side, model_set, peer_sides, smollm2
@@ -52,6 +53,8 @@ def main() -> None:
         run(asked)
     except BiphaseError as error:
         raise SystemExit(f"bench/engine.py: {error}") from error
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -72,27 +75,47 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def run(asked: argparse.Namespace) -> None:
-    """Measure all that was asked for, print it, write it."""
+    """Measure all that was asked for, print it, write it; a break-off leaves in the JSON file what there was."""
     rows = chosen(asked.rows)
     models = model_set(asked.set) if asked.set else smollm2()
     engines = asked.engine or ["biphase"]
+    check(asked, engines, models)
     console = Console(stderr=True)
-    with Progress(console=console) as progress:
-        task = progress.add_task("measuring the machine")
-        machine = measure(
-            str(models.gguf), lambda done, total, what: progress.update(task, total=total, completed=done)
-        )
+    machine = measure_machine(models, console)
     sides, missing = open_sides(asked, engines, models)
-    for line in missing:
-        console.print(f"left out: {line}", style="yellow", highlight=False)
     try:
-        rates = ask_all(sides, [row for row in rows if row in ROWS], asked.repeats, console)
+        rates = ask_all(sides, [row for row in rows if row in ROWS], asked.repeats, missing, console)
+        result = describe(machine, models, sides, engines, rates, asked.repeats) | {"missing": missing, "serving": {}}
     finally:
         for side in sides:
             side.close()
-    result = describe(machine, models, sides, engines, rates, asked.repeats)
-    result |= {"missing": missing, "serving": serve(asked, engines, models, rows, console)}
-    write(asked, result)
+    save(asked.json, result)
+    for row, found in serve(asked, engines, models, rows, console):
+        result["serving"][row] = found
+        save(asked.json, result)
+    text = markdown(result)
+    Console(width=140).print(Markdown(text))
+    if asked.into:
+        insert(asked.into, models.name, text)
+
+
+def check(asked: argparse.Namespace, engines: Sequence[str], models: ModelSet) -> None:
+    """BadInput before the work for what would fail after it."""
+    names = [engine_options(text)[0] for text in engines]
+    if len(set(names)) < len(names):
+        raise BadInput(f"--engine: two sides of one name among {', '.join(names)}; give each its own, NAME:key=value")
+    if asked.repeats < 1:
+        raise BadInput(f"--repeats {asked.repeats}: at least 1")
+    check_writable(asked.json)
+    if asked.into:
+        parts(asked.into, models.name)
+
+
+def measure_machine(models: ModelSet, console: Console) -> Machine:
+    """With progress."""
+    with Progress(console=console) as progress:
+        task = progress.add_task("measuring the machine", total=None)
+        return measure(str(models.gguf), lambda done, all, _: progress.update(task, total=all, completed=done))
 
 
 def chosen(text: str) -> list[str]:
@@ -106,31 +129,49 @@ def chosen(text: str) -> list[str]:
 
 def open_sides(asked: argparse.Namespace, engines: Sequence[str], models: ModelSet) -> tuple[list[Side], list[str]]:
     """This engine first, then each peer that is there; a line for each that is not."""
-    sides: list[Side] = [engine_side(text, models) for text in engines]
-    missing = []
+    sides: list[Side] = []
+    missing: list[str] = []
     places = Places(asked.llama, asked.transformers, asked.vllm)
-    for peer in filter(None, asked.against.split(",")):
-        try:
-            sides += peer_sides(peer, places, models, asked.threads)
-        except BadInput as error:
-            missing.append(str(error))
+    try:
+        for text in engines:
+            sides.append(engine_side(text, models))
+        for peer in filter(None, asked.against.split(",")):
+            try:
+                sides += peer_sides(peer, places, models, asked.threads)
+            except BiphaseError as error:
+                missing.append(str(error))
+    except BaseException:
+        for side in sides:
+            side.close()
+        raise
     return sides, missing
 
 
-def ask_all(sides: Sequence[Side], rows: Sequence[str], repeats: int, console: Console) -> Rates:
-    """Each repeat visits all rows, each row all sides."""
+def ask_all(sides: list[Side], rows: Sequence[str], repeats: int, missing: list[str], console: Console) -> Rates:
+    """Each repeat visits all rows, each row all sides. One that fails leaves ``sides``, with a line in ``missing``."""
     rates: Rates = {row: {side.name: [] for side in sides} for row in rows}
     with Progress(console=console) as progress:
         task = progress.add_task("", total=(repeats + 1) * len(rows) * len(sides))
         for repeat in range(repeats + 1):
             for row in rows:
-                for side in sides:
-                    progress.update(task, description=f"{row}, {side.name}")
-                    seconds = side.ask(ROWS[row])
-                    if repeat:
-                        rates[row][side.name].append(ROWS[row].counted / seconds)
-                    progress.advance(task)
+                for side in tuple(sides):
+                    progress.update(task, description=f"{row}, {side.name}", advance=1)
+                    try:
+                        rate = ROWS[row].counted / side.ask(ROWS[row])
+                    except RunFailed as error:
+                        drop(side, sides, rates)
+                        missing.append(f"{side.name} failed at {row}: {error}")
+                        continue
+                    rates[row][side.name] += [rate] if repeat else []
     return rates
+
+
+def drop(side: Side, sides: list[Side], rates: Rates) -> None:
+    """Without this side from here on."""
+    side.close()
+    sides.remove(side)
+    for found in rates.values():
+        del found[side.name]
 
 
 def describe(
@@ -138,12 +179,13 @@ def describe(
 ) -> dict[str, Any]:
     """All that was measured, for JSON."""
     architecture = load(str(models.gguf))
+    about = {side.name: side.about for side in sides}
     return {
         "model": models.name,
         "repeats": repeats,
         "machine": asdict(machine),
-        "engines": [engine_options(text)[0] for text in engines],
-        "sides": {side.name: side.about for side in sides},
+        "engines": [name for text in engines if (name := engine_options(text)[0]) in about],
+        "sides": about,
         "rows": [
             {
                 "id": row,
@@ -158,27 +200,22 @@ def describe(
 
 def serve(
     asked: argparse.Namespace, engines: Sequence[str], models: ModelSet, rows: Sequence[str], console: Console
-) -> dict[str, Any]:
-    """The rows on serving: a mapping of row to engine to what was measured."""
-    out: dict[str, Any] = {}
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows on serving: each with a mapping of engine to what was measured."""
     for row in filter(SERVING.__contains__, rows):
-        out[row] = {}
+        found: dict[str, Any] = {}
         for text in engines:
             console.print(f"{row}, {engine_options(text)[0]}", style="dim")
-            out[row][engine_options(text)[0]] = serving.MEASURES[row](text, models, asked.repeats, console)
-    if "start" in rows and "llama.cpp" in asked.against:
-        out["start"] |= serving.llama_start(asked.llama, models, asked.port, asked.threads, asked.repeats)
-    return out
+            found[engine_options(text)[0]] = serving.MEASURES[row](text, models, asked.repeats, console)
+        if row == "start" and "llama.cpp" in asked.against:
+            found |= serving.llama_start(asked.llama, models, asked.port, asked.threads, asked.repeats)
+        yield row, found
 
 
-def write(asked: argparse.Namespace, result: dict[str, Any]) -> None:
-    """To the terminal, and to the files asked for."""
-    text = markdown(result)
-    Console(width=140).print(Markdown(text))
-    if asked.json:
-        asked.json.write_text(json.dumps(result, indent=1) + "\n")
-    if asked.into:
-        insert(asked.into, result["model"], text)
+def save(path: Path | None, result: dict[str, Any]) -> None:
+    """What has been measured so far."""
+    if path is not None:
+        write_output(path, json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

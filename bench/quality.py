@@ -30,10 +30,11 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 import llama_quality
+from biphase.cli.outputs import check_writable, write_output
 from biphase.engine.text import load_text
 from biphase.errors import BadInput, BiphaseError
 from biphase.models import locate
-from document import insert
+from document import insert, parts
 from performance_table import table
 from sides import HERE, HOW, PEERS, Worker, engine_options
 
@@ -80,6 +81,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 def run(asked: argparse.Namespace) -> None:
     """Ask all sides one after the other, compare, print, write."""
+    check_writable(asked.json)
+    if asked.into:
+        parts(asked.into, "quality")
     model = locate("smollm2-135m")
     questions = {"windows": windows_question(model, asked.windows), "golden": golden_question()}
     console = Console(stderr=True)
@@ -96,7 +100,7 @@ def run(asked: argparse.Namespace) -> None:
     text = markdown(result)
     Console(width=140).print(Markdown(text))
     if asked.json:
-        asked.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_output(asked.json, json.dumps(result, indent=1) + "\n")
     if asked.into:
         insert(asked.into, "quality", text)
 

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from biphase.analysis.latency import percentile
+from biphase.cli.outputs import check_writable, write_output
 from biphase.client.endpoint import Access
 from biphase.client.negotiation import Target, open_target
 from biphase.client.openai import Call, make_call, request
@@ -146,6 +147,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("options", nargs="*", help="of biphase serve, after --")
     asked = parser.parse_args()
+    check_writable(asked.json)
     console = Console(stderr=True)
     plan = Attack(asked.victims, asked.prompt, asked.repeats)
     results = built_in(asked.model, asked.options, asked.itl_budget_ms, plan, console)
@@ -156,7 +158,7 @@ def main() -> None:
     with contextlib.suppress(BrokenPipeError):
         Console(width=120).print(render(shown, plan))
     if asked.json:
-        asked.json.write_text(json.dumps(shown, indent=1) + "\n")
+        write_output(asked.json, json.dumps(shown, indent=1) + "\n")
 
 
 def render(shown: dict[str, dict[str, float]], plan: Attack) -> Table:

@@ -3,17 +3,18 @@
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from answering import Question, prompt
 from biphase.client.record import Chunk, Record
-from biphase.errors import BadInput
+from biphase.errors import BadInput, RunFailed
 from biphase.roofline.catalogue import load
-from engine import chosen
+from engine import ask_all, check, chosen, parse
 from engine_worker import options
 from machine import Machine, roof
 from performance_table import best_peer, markdown, number, ratio_text, ratios
 from serving import decode_rate, flags
-from sides import Places, engine_options, peer_sides, smollm2
+from sides import Places, Side, engine_options, peer_sides, smollm2
 
 
 def test_engine_options_of_a_side() -> None:
@@ -49,6 +50,59 @@ def test_rows_come_in_the_order_of_the_table() -> None:
     assert chosen("start,prefill-512,decode-8") == ["decode-8", "prefill-512", "start"]
     with pytest.raises(BadInput, match="no row 'decode-9'"):
         chosen("decode-9")
+
+
+class Scripted:
+    """A side whose answers are given; None fails."""
+
+    def __init__(self, name: str, *seconds: float | None) -> None:
+        self.name, self.about = name, "scripted"
+        self.closed = False
+        self._seconds = iter(seconds)
+
+    def ask(self, question: Question) -> float:
+        answer = next(self._seconds)
+        if answer is None:
+            raise RunFailed("it ended")
+        return answer
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_sides_take_turns_and_the_first_round_does_not_count() -> None:
+    """64 tokens in 9 (warm-up), 1 and 2 s."""
+    sides: list[Side] = [Scripted("a", 9.0, 1.0, 2.0), Scripted("b", 9.0, 4.0, 8.0)]
+    missing: list[str] = []
+    found = ask_all(sides, ["decode-1"], 2, missing, Console(quiet=True))
+    assert found == {"decode-1": {"a": [64.0, 32.0], "b": [16.0, 8.0]}}
+    assert missing == []
+
+
+def test_a_peer_that_fails_is_left_out_and_the_rest_goes_on() -> None:
+    broken = Scripted("b", 1.0, None)
+    sides: list[Side] = [Scripted("a", 1.0, 1.0, 1.0), broken]
+    missing: list[str] = []
+    found = ask_all(sides, ["decode-1"], 2, missing, Console(quiet=True))
+    assert found == {"decode-1": {"a": [64.0, 64.0]}}
+    assert missing == ["b failed at decode-1: it ended"]
+    assert [side.name for side in sides] == ["a"]
+    assert broken.closed
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--engine", "a", "--engine", "a:dtype=float32"], "two sides of one name"),
+        (["--repeats", "0"], "at least 1"),
+        (["--json", "/nowhere/x.json"], "cannot write to /nowhere/x.json"),
+        (["--into", "/nowhere/x.md"], "cannot read /nowhere/x.md"),
+    ],
+)
+def test_what_would_fail_after_the_work_fails_before_it(words: list[str], reason: str) -> None:
+    asked = parse(words)
+    with pytest.raises(BadInput, match=reason):
+        check(asked, asked.engine or ["biphase"], smollm2())
 
 
 def test_prompts_differ_from_the_first_token() -> None:
