@@ -150,7 +150,8 @@ def _crossover(fit: Fit, http_s: Sequence[float]) -> Estimate | None:
     http = 1e3 * float(np.median(http_s)) if len(http_s) else 0.0
     if fit.coefficients[1] <= 0 or np.mean(fit.replicates[:, 1] > 0) < CONFIDENCE:
         return None
-    return fit.estimate(lambda rows: np.maximum(rows[..., 0] - http, 0) / np.maximum(rows[..., 1], 1e-12))
+    found = fit.estimate(lambda rows: np.maximum(rows[..., 0] - http, 0) / np.maximum(rows[..., 1], 1e-12))
+    return Estimate(found.value, max(found.low, 0.0), found.high)
 
 
 def _known_staircase(tokens: Vector, times: Vector, chunk_tokens: int | None) -> tuple[Fit, Staircase] | None:
