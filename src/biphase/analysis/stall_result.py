@@ -25,6 +25,9 @@ from biphase.analysis.verdicts import Verdict
 from biphase.client.record import Record, RunFacts
 
 
+NO_LAW = "no chunk size is advised: too few prompts of different lengths, or no quiet gap, to fit the laws to"
+
+
 class Gaps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Gaps of all streams pooled, none averaged, in ms."""
 
@@ -123,6 +126,8 @@ def analyse_stall(
     during = [gap.seconds for a in attacks for v in a.victims for gap in gaps_during(v, a)]
     prompt = round(float(np.median([a.prompt_tokens for a in attacks]))) if attacks else 0
     chunking = recover_chunks([*attacks, *records.probes], quiet_s)
+    advice = _advice(asked, facts, records, quiet_s, prompt, chunking)
+    notes = [*notes, *([NO_LAW] if asked.itl_slo_ms and attacks and advice is None else [])]
     return ServerStall(
         name=asked.name,
         url=facts.url,
@@ -139,7 +144,7 @@ def analyse_stall(
         ttft_ms=spread(ttfts_ms(attacks)),
         ttft_alone_ms=spread((ttft(r) for r in _as_long(records, attacks)), 1e3),
         chunking=chunking,
-        advice=_advice(asked, facts, records, quiet_s, prompt, chunking),
+        advice=advice,
         timeline=_timeline(typical(attacks)) if attacks else None,
         client_lag_ms=1e3 * max((v.client_lag for a in attacks for v in a.victims), default=0.0),
         notes=(*notes, *facts.notes),
