@@ -1,10 +1,5 @@
 """Products of many rows, to the bit against the same integers in numpy, in every form that a processor may need."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -14,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from biphase.engine.kernels.features import features
 from biphase.engine.kernels.gemm import (
     GEMM_SCRATCH,
     HEADER,
@@ -26,6 +20,7 @@ from biphase.engine.kernels.gemm import (
 )
 from biphase.engine.kernels.row_tiles import BLOCK, Quantized, Source, quantize_tile, row_scratch_bytes
 from biphase.engine.kernels.tiles import configure_tiles, release_tiles, whole_tiles
+from tests.engine.forms import inside_a_form, run_tests_in
 
 CONFIG = whole_tiles()
 
@@ -201,20 +196,7 @@ def test_a_row_of_zeros():
     np.testing.assert_array_equal(out[1], bias)
 
 
-FORMS = {
-    "portable": {"BIPHASE_PORTABLE_KERNELS": "1"} | ({"NUMBA_CPU_NAME": "x86-64-v3"} if features().int8_dot else {}),
-    "VNNI without AMX": {"NUMBA_CPU_NAME": "icelake-server"},
-}
-
-
-@pytest.mark.skipif("BIPHASE_FORM" in os.environ, reason="already inside another form")
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form(form, tmp_path):
-    """Instructions are chosen when kernels compile, so each form has a process and a cache of its own."""
-    if form != "portable" and not features().int8_dot:
-        pytest.skip("this processor has no VNNI")
-    choice = FORMS[form] | {"NUMBA_CPU_FEATURES": "", "BIPHASE_FORM": form, "NUMBA_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
-    root = Path(__file__).parents[2]
-    run = subprocess.run(command, check=False, env=os.environ | choice, cwd=root, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout
+@pytest.mark.skipif(inside_a_form, reason="already inside another form")
+@pytest.mark.parametrize("form", ["portable", "VNNI"])
+def test_other_forms(form, tmp_path):
+    run_tests_in(form, __file__, tmp_path)

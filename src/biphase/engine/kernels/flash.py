@@ -1,0 +1,454 @@
+"""Causal attention of a chunk of rows over paged keys and values: tiles of bfloat16, softmax online.
+
+Dao 2023 (FlashAttention-2), with the query heads of one key/value head worked on together, so that they share its keys.
+An item is a tile of queries and one such head; key blocks of 64 are taken in turn, each against every row tile of the
+item (16 queries of one head), so that a block is read from the first-level cache.
+
+Every number is two bfloat16 words, its upper 8 significant bits and the next 8. Keys and values are float16 in the
+cache, so theirs is exact; queries and probabilities keep 16 bits. The product of two lower words is dropped. A row's
+sums are taken in an order that depends on nothing but its position, wherever the chunk was cut.
+
+The words come in pairs (i, i + 16) of the inner dimension, which is how two vectors interleave at the price of a shift;
+the order within a sum of products is free as long as both sides agree. A sequence's keys and values are put into such
+tiles once per chunk and layer.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from biphase.engine.kernels.features import features
+from biphase.engine.kernels.tiles import TILE_BYTES, clear_tile, load_tile, multiply_bf16, store_tile
+from biphase.engine.kernels.vectors import (
+    I32,
+    I64,
+    V_F32,
+    V_I32,
+    _dot_bf16,
+    bits_as_float,
+    exp,
+    fill_f32,
+    fill_i32,
+    float_as_bits,
+    get_f32,
+    get_i32,
+    greater,
+    load_f16,
+    load_f32,
+    max_f32,
+    pointer,
+    put_f32,
+    put_i32,
+    shift_right,
+    splat,
+    store_f32,
+    store_i32,
+    sum_f32,
+)
+
+PAGE = 16
+"""Tokens of a block of the cache."""
+KEYS = 64
+"""Keys of a block of this kernel: four tiles of scores."""
+TILES = features().tiles
+_VECTOR_ROWS = 4 if features().bf16_dot else 1
+_PAIR = 2 * TILE_BYTES
+"""A tile of upper words and one of lower."""
+_NEVER = np.float32(-1e30)
+"""A score that a mask sets: finite, so that a block without any visible key gives no NaN."""
+
+
+class Heads(NamedTuple):
+    """The attention of a model: ``window`` is the count of tokens that a row sees, itself included; 0 is all."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int
+
+
+class Chunk(NamedTuple):
+    """Rows ``begin`` to ``begin + rows - 1`` of a step: one sequence, after ``past`` tokens, with its block table."""
+
+    begin: int
+    rows: int
+    past: int
+    table: int
+
+
+class Rows(NamedTuple):
+    """float32 rows at an address, ``stride`` bytes apart."""
+
+    address: int
+    stride: int
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _steps(dim: Any) -> Any:
+    """Tiles of 32 inner elements over the head's dimension."""
+    return (dim + 31) // 32
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _padded(dim: Any) -> Any:
+    """The head's dimension in whole groups of four tiles of values."""
+    return (dim + 63) // 64 * 64
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _key_tiles(dim: Any) -> Any:
+    """Bytes of the key tiles of a block, [4 key tiles, steps]; its value tiles [2 key steps, dimension / 16] follow."""
+    return 4 * _steps(dim) * _PAIR
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def block_bytes(dim: Any) -> Any:
+    """Bytes of a converted block of 64 keys and values of one head."""
+    return _key_tiles(dim) + 2 * (_padded(dim) // 16) * _PAIR
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def key_blocks(chunk: Any) -> Any:
+    """Blocks of 64 that hold all keys of a chunk."""
+    return (chunk.past + chunk.rows + KEYS - 1) // KEYS
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def converted_bytes(chunk: Any, shape: Any) -> Any:
+    """Bytes of all converted blocks of a chunk: [kv heads, key blocks]."""
+    return shape.kv_heads * key_blocks(chunk) * block_bytes(shape.head_dim)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _store_split(low: Any, high: Any, address: Any) -> None:
+    """One row of a tile of upper words and of the tile of lower words behind it, both cut, not rounded."""
+    upper = fill_i32(-65536)
+    low_bits, high_bits = float_as_bits(low), float_as_bits(high)
+    store_i32(address, shift_right(low_bits, 16) | (high_bits & upper))
+    low_rest = float_as_bits(low - bits_as_float(low_bits & upper))
+    high_rest = float_as_bits(high - bits_as_float(high_bits & upper))
+    store_i32(address + TILE_BYTES, shift_right(low_rest, 16) | (high_rest & upper))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def convert_block(k: Any, v: Any, shape: Any, chunk: Any, head: Any, block: Any, out: Any) -> None:
+    """Tiles of key block ``block`` of one kv head from a layer's cache at ``k`` [blocks, G, D, 16], ``v`` [.., 16, D].
+
+    Tokens past the end of the sequence become zeros, whatever the cache holds there.
+    """
+    dim, length = shape.head_dim, chunk.past + chunk.rows
+    for tile in range(KEYS // PAGE):
+        token = block * KEYS + tile * PAGE
+        valid = min(max(length - token, 0), PAGE)
+        keys = out + tile * _steps(dim) * _PAIR
+        if valid:
+            _convert_keys(k + _page(chunk, shape, head, token), dim, keys)
+        if valid < PAGE:
+            _forget(keys, _steps(dim), valid)
+    for step in range(KEYS // (2 * PAGE)):
+        token = block * KEYS + step * 2 * PAGE
+        values = out + _key_tiles(dim) + step * (_padded(dim) // 16) * _PAIR
+        _convert_values(v, shape, chunk, head, token, values)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _page(chunk: Any, shape: Any, head: Any, token: Any) -> Any:
+    """Byte offset of a token's page of one head in a layer's keys (or values)."""
+    page = np.int64(get_i32(chunk.table + token // PAGE * 4))
+    return (page * shape.kv_heads + head) * shape.head_dim * PAGE * 2
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _convert_keys(page: Any, dim: Any, out: Any) -> None:
+    """Rows of a tile are pairs of dimensions (i, i + 16), lanes are keys."""
+    for step in range(_steps(dim)):
+        for i in range(16):
+            low = load_f16(page + (step * 32 + i) * PAGE * 2)
+            high = fill_f32(0)
+            if step * 32 + 16 < dim:
+                high = load_f16(page + (step * 32 + 16 + i) * PAGE * 2)
+            _store_split(low, high, out + step * _PAIR + i * 64)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _forget(keys: Any, steps: Any, valid: Any) -> None:
+    """Zero the keys from lane ``valid`` on."""
+    for row in range(steps * 32):
+        for lane in range(valid, PAGE):
+            put_i32(keys + row * 64 + lane * 4, 0)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _convert_values(v: Any, shape: Any, chunk: Any, head: Any, token: Any, out: Any) -> None:
+    """Rows of a tile are pairs of tokens (i, i + 16), lanes are dimensions."""
+    dim, length = shape.head_dim, chunk.past + chunk.rows
+    first = v + _page(chunk, shape, head, token) if token < length else 0
+    second = v + _page(chunk, shape, head, token + PAGE) if token + PAGE < length else 0
+    for d in range(0, _padded(dim), 16):
+        for i in range(PAGE):
+            low, high, at = fill_f32(0), fill_f32(0), (i * dim + d) * 2
+            if token + i < length and d < dim:
+                low = load_f16(first + at)
+            if token + PAGE + i < length and d < dim:
+                high = load_f16(second + at)
+            _store_split(low, high, out + d // 16 * _PAIR + i * 64)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def query_tile(shape: Any) -> Any:
+    """Queries of an item: about six row tiles of all heads of a group."""
+    return max(16, 96 // (shape.heads // shape.kv_heads) // 16 * 16)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def attention_items(chunk: Any, shape: Any) -> Any:
+    """Items of a chunk: ``kv_heads`` for each tile of queries."""
+    return (chunk.rows + query_tile(shape) - 1) // query_tile(shape) * shape.kv_heads
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _row_tile_bytes(dim: Any) -> Any:
+    """Queries [steps] in tiles, sums [16, D], maxima [16] and normalisers [16, 16] of one row tile."""
+    return _steps(dim) * _PAIR + 16 * _padded(dim) * 4 + 64 + 1024
+
+
+_MASKS, _SCORES, _CHANCES = 0, 256, 256 + 4 * TILE_BYTES
+_ROW_TILES = _CHANCES + 2 * _PAIR
+"""In the scratch of a thread: masks, scores [4 tiles], probabilities [2 pairs of tiles], then the row tiles."""
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def attention_scratch_bytes(shape: Any) -> Any:
+    """Scratch of a thread."""
+    row_tiles = shape.heads // shape.kv_heads * (query_tile(shape) // 16)
+    return _ROW_TILES + row_tiles * _row_tile_bytes(shape.head_dim)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def attend(q: Any, shape: Any, chunk: Any, item: Any, converted: Any, out: Any, scratch: Any) -> None:
+    """Item ``item`` of a chunk, those that see most keys first. ``q`` and ``out``: float32 [rows of the step, H D].
+
+    ``q`` is rotated and not scaled; ``converted`` holds the chunk's blocks (``convert_block``) [kv heads, key blocks].
+    """
+    tile, group = query_tile(shape), shape.heads // shape.kv_heads
+    last = (chunk.rows + tile - 1) // tile - 1
+    begin, kv_head = (last - item // shape.kv_heads) * tile, item % shape.kv_heads
+    end = min(begin + tile, chunk.rows)
+    _prepare_masks(scratch + _MASKS)
+    state, size = scratch + _ROW_TILES, _row_tile_bytes(shape.head_dim)
+    for row in range(begin, end, 16):
+        for head in range(kv_head * group, (kv_head + 1) * group):
+            _load_queries(q, shape.head_dim, chunk.begin + row, min(16, end - row), head, state)
+            state += size
+    first = 0
+    if shape.window:
+        first = max(0, chunk.past + begin - shape.window + 1) // KEYS
+    blocks = converted + kv_head * key_blocks(chunk) * block_bytes(shape.head_dim)
+    for block in range(first, (chunk.past + end - 1) // KEYS + 1):
+        _attend_block(shape, chunk, block, blocks + block * block_bytes(shape.head_dim), begin, end, scratch)
+    state = scratch + _ROW_TILES
+    for row in range(begin, end, 16):
+        for head in range(kv_head * group, (kv_head + 1) * group):
+            _store_result(state, shape.head_dim, min(16, end - row), chunk.begin + row, head, out)
+            state += size
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _prepare_masks(masks: Any) -> None:
+    """16 lanes of _NEVER, 16 of 0, 16 of _NEVER: any mask of a range is 16 lanes from somewhere in it."""
+    store_f32(masks, fill_f32(_NEVER))
+    store_f32(masks + 64, fill_f32(0))
+    store_f32(masks + 128, fill_f32(_NEVER))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _load_queries(q: Any, dim: Any, row: Any, rows: Any, head: Any, state: Any) -> None:
+    """Queries of one row tile, scaled, in tiles; missing rows are zeros. Its sums and maxima at rest."""
+    scale = fill_f32(np.float32(1) / np.sqrt(np.float32(dim)))
+    for i in range(16):
+        at = q.address + (row + i) * q.stride + head * dim * 4
+        for step in range(_steps(dim)):
+            low, high = fill_f32(0), fill_f32(0)
+            if i < rows:
+                low = load_f32(at + step * 128) * scale
+                if step * 32 + 16 < dim:
+                    high = load_f32(at + step * 128 + 64) * scale
+            _store_split(low, high, state + step * _PAIR + i * 64)
+    sums = state + _steps(dim) * _PAIR
+    maxima = sums + 64 * _padded(dim)
+    for at in range(sums, maxima + 64 + 1024, 64):
+        store_f32(at, fill_f32(0))
+    store_f32(maxima, fill_f32(_NEVER))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _store_result(state: Any, dim: Any, rows: Any, row: Any, head: Any, out: Any) -> None:
+    sums = state + _steps(dim) * _PAIR
+    normalizers = sums + 64 * _padded(dim) + 64
+    for i in range(rows):
+        inverse = fill_f32(np.float32(1) / sum_f32(load_f32(normalizers + 64 * i)))
+        at = out.address + (row + i) * out.stride + head * dim * 4
+        for d in range(0, dim, 16):
+            store_f32(at + 4 * d, load_f32(sums + d // 16 * TILE_BYTES + 64 * i) * inverse)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _attend_block(shape: Any, chunk: Any, block: Any, tiles: Any, begin: Any, end: Any, scratch: Any) -> None:
+    """All row tiles of an item against one block of keys and values."""
+    dim, group, size = shape.head_dim, shape.heads // shape.kv_heads, _row_tile_bytes(shape.head_dim)
+    state, key = scratch + _ROW_TILES, block * KEYS
+    for row in range(begin, end, 16):
+        position = chunk.past + row
+        top = position + min(16, end - row) - 1
+        seen = key <= top and (shape.window == 0 or key + KEYS > position - shape.window + 1)
+        masked = key + KEYS - 1 > position or (shape.window > 0 and key <= top - shape.window)
+        for _ in range(group):
+            if seen:
+                scores, chances, sums = scratch + _SCORES, scratch + _CHANCES, state + _steps(dim) * _PAIR
+                _multiply(state, _steps(dim), tiles, _steps(dim) * _PAIR, _PAIR, scores, False)
+                if masked:
+                    _mask(scores, position - key, shape.window, scratch + _MASKS)
+                _soften(scores, chances, sums, _padded(dim))
+                _add_values(chances, tiles + _key_tiles(dim), _padded(dim) // 16, sums)
+            state += size
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _mask(scores: Any, position: Any, window: Any, masks: Any) -> None:
+    """Hide what row i, at ``position + i`` counted from the block's first key, does not see."""
+    for i in range(16):
+        after = position + i + 1
+        before = after - window if window else 0
+        for tile in range(KEYS // 16):
+            at = scores + tile * TILE_BYTES + 64 * i
+            seen = min(max(after - tile * 16, 0), 16)
+            gone = min(max(before - tile * 16, 0), 16)
+            hidden = load_f32(masks + 4 * (32 - seen)) + load_f32(masks + 4 * (16 - gone))
+            store_f32(at, load_f32(at) + hidden)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _soften(scores: Any, chances: Any, sums: Any, padded: Any) -> None:
+    """exp(score - maximum) of 64 keys for 16 rows, as words; sums so far are brought to the new maximum."""
+    maxima = sums + 64 * padded
+    for i in range(16):
+        at, normalizer = scores + 64 * i, maxima + 64 + 64 * i
+        a, b = load_f32(at), load_f32(at + TILE_BYTES)
+        c, d = load_f32(at + 2 * TILE_BYTES), load_f32(at + 3 * TILE_BYTES)
+        before = get_f32(maxima + 4 * i)
+        top = max(before, max_f32(greater(greater(a, b), greater(c, d))))
+        total = load_f32(normalizer)
+        if top > before:
+            shrink = exp(fill_f32(before - top))
+            put_f32(maxima + 4 * i, top)
+            total = total * shrink
+            for tile in range(sums + 64 * i, maxima, TILE_BYTES):
+                store_f32(tile, load_f32(tile) * shrink)
+        level = fill_f32(top)
+        a, b, c, d = exp(a - level), exp(b - level), exp(c - level), exp(d - level)
+        store_f32(normalizer, total + ((a + b) + (c + d)))
+        _store_split(a, b, chances + 64 * i)
+        _store_split(c, d, chances + _PAIR + 64 * i)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _add_values(chances: Any, values: Any, columns: Any, sums: Any) -> None:
+    for column in range(0, columns, 4):
+        _multiply(chances, 2, values + column * _PAIR, _PAIR, columns * _PAIR, sums + column * TILE_BYTES, True)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _multiply(left: Any, steps: Any, right: Any, column: Any, step: Any, out: Any, add: Any) -> None:
+    """A row tile with four tiles of columns, ``column`` bytes apart, over ``steps`` inner tiles, ``step`` bytes apart.
+
+    Three products of words each; four float32 tiles at ``out``, which are added to where ``add``.
+    """
+    if TILES:
+        _multiply_tiles(left, steps, right, column, step, out, add)
+        return
+    for row in range(0, 1024, 64 * _VECTOR_ROWS):
+        if not add:
+            for at in range(out + row, out + row + 64 * _VECTOR_ROWS, 64):
+                for tile in range(0, 4 * TILE_BYTES, TILE_BYTES):
+                    store_f32(at + tile, fill_f32(0))
+        _multiply_vectors(left + row, steps, right, column, step, out + row)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _multiply_tiles(left: Any, steps: Any, right: Any, column: Any, step: Any, out: Any, add: Any) -> None:
+    _begin_sums(out, add)
+    for _ in range(steps):
+        load_tile(4, left, 64)
+        load_tile(5, left + TILE_BYTES, 64)
+        _multiply_column(0, right)
+        _multiply_column(1, right + column)
+        _multiply_column(2, right + 2 * column)
+        _multiply_column(3, right + 3 * column)
+        left, right = left + _PAIR, right + step
+    store_tile(0, out, 64)
+    store_tile(1, out + TILE_BYTES, 64)
+    store_tile(2, out + 2 * TILE_BYTES, 64)
+    store_tile(3, out + 3 * TILE_BYTES, 64)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _multiply_column(tile: Any, right: Any) -> None:
+    load_tile(6, right, 64)
+    load_tile(7, right + TILE_BYTES, 64)
+    multiply_bf16(tile, 4, 6)
+    multiply_bf16(tile, 5, 6)
+    multiply_bf16(tile, 4, 7)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _begin_sums(out: Any, add: Any) -> None:
+    if add:
+        load_tile(0, out, 64)
+        load_tile(1, out + TILE_BYTES, 64)
+        load_tile(2, out + 2 * TILE_BYTES, 64)
+        load_tile(3, out + 3 * TILE_BYTES, 64)
+    else:
+        clear_tile(0)
+        clear_tile(1)
+        clear_tile(2)
+        clear_tile(3)
+
+
+def _emit_products(b: Any, left: Any, right: list[Any], sums: list[list[Any]]) -> None:
+    """One pair of inner elements: both words of each row with both of four columns, but the product of the lower."""
+    weights = [[b.load(pointer(b, b.add(at, I64(w)), V_I32), align=1) for w in (0, TILE_BYTES)] for at in right]
+    for row, totals in enumerate(sums):
+        upper, lower = (
+            splat(b, b.load(pointer(b, b.add(left, I64(64 * row + word)), I32), align=1), V_I32)
+            for word in (0, TILE_BYTES)
+        )
+        for total, (high, low) in zip(totals, weights, strict=True):
+            value = _dot_bf16(b, b.load(total), upper, high)
+            value = _dot_bf16(b, _dot_bf16(b, value, lower, high), upper, low)
+            b.store(value, total)
+
+
+def _generate_vectors(context: Any, b: Any, signature: Any, values: Any) -> Any:
+    left, steps, right, column, step, out = values
+    places = [[b.add(out, I64(64 * row + TILE_BYTES * c)) for c in range(4)] for row in range(_VECTOR_ROWS)]
+    sums = [[cgutils.alloca_once(b, V_F32) for _ in places_of_row] for places_of_row in places]
+    pairs = [pair for at, total in zip(places, sums, strict=True) for pair in zip(at, total, strict=True)]
+    for place, total in pairs:
+        b.store(b.load(pointer(b, place, V_F32), align=1), total)
+    with cgutils.for_range(b, steps) as inner, cgutils.for_range(b, I64(16)) as two:
+        at = b.add(b.add(right, b.mul(inner.index, step)), b.mul(two.index, I64(64)))
+        columns = [b.add(at, b.mul(column, I64(c))) for c in range(4)]
+        from_row = b.add(b.mul(inner.index, I64(_PAIR)), b.mul(two.index, I64(4)))
+        _emit_products(b, b.add(left, from_row), columns, sums)
+    for place, total in pairs:
+        b.store(b.load(total), pointer(b, place, V_F32), align=1)
+    return context.get_dummy_value()
+
+
+@intrinsic
+def _multiply_vectors(typing_context: Any, left: Any, steps: Any, right: Any, column: Any, step: Any, out: Any) -> Any:
+    """As ``_multiply`` for ``_VECTOR_ROWS`` rows, always adding; the sums stay in registers."""
+    return types.void(*[types.int64] * 6), _generate_vectors

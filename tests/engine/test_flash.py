@@ -1,0 +1,120 @@
+"""Flash attention over pages against attention by its definition in float64."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import njit
+
+from biphase.engine.kernels.flash import (
+    TILES,
+    Chunk,
+    Heads,
+    Rows,
+    attend,
+    attention_items,
+    attention_scratch_bytes,
+    block_bytes,
+    convert_block,
+    converted_bytes,
+    key_blocks,
+)
+from biphase.engine.kernels.tiles import configure_tiles, release_tiles, whole_tiles
+from tests.engine.forms import inside_a_form, run_tests_in
+
+CONFIG = whole_tiles()
+
+
+@njit(nogil=True)
+def _run(config, k, v, shape, chunk, q, out, converted, scratch):
+    if TILES:
+        configure_tiles(config)
+    blocks = key_blocks(chunk)
+    for i in range(shape.kv_heads * blocks):
+        convert_block(k, v, shape, chunk, i // blocks, i % blocks, converted + i * block_bytes(shape.head_dim))
+    for item in range(attention_items(chunk, shape)):
+        attend(q, shape, chunk, item, converted, out, scratch)
+    if TILES:
+        release_tiles()
+
+
+def sequence(rng, length, shape):
+    """q float32 [length, H, D]; k, v float16 [length, G, D]; and a cache that holds them in shuffled pages."""
+    q = rng.normal(size=(length, shape.heads, shape.head_dim)).astype(np.float32) * 2
+    k, v = (rng.normal(size=(length, shape.kv_heads, shape.head_dim)).astype(np.float16) for _ in range(2))
+    used = -(-length // 16)
+    table = rng.permutation(used + 3)[:used].astype(np.int32)
+    pages = np.full((2, used + 3, shape.kv_heads, 16, shape.head_dim), np.nan, np.float16)  # unwritten is unread
+    for token in range(length):
+        pages[:, table[token // 16], :, token % 16] = k[token], v[token]
+    return q, k, v, table, np.ascontiguousarray(pages[0].swapaxes(2, 3)), pages[1].copy()
+
+
+def run(shape, q, past, table, k_pages, v_pages):
+    """Attention of rows ``past`` and on of a sequence: [rows, H, D]."""
+    rows = np.ascontiguousarray(q[past:]).reshape(len(q) - past, -1)
+    out = np.full_like(rows, np.nan)
+    chunk = Chunk(0, len(rows), past, table.ctypes.data)
+    converted = np.empty(converted_bytes(chunk, shape), np.uint8)
+    scratch = np.empty(attention_scratch_bytes(shape), np.uint8)
+    k, v = k_pages.ctypes.data, v_pages.ctypes.data
+    source, target = (Rows(a.ctypes.data, a.strides[0]) for a in (rows, out))
+    _run(CONFIG.ctypes.data, k, v, shape, chunk, source, target, converted.ctypes.data, scratch.ctypes.data)
+    return out.reshape(len(rows), shape.heads, shape.head_dim)
+
+
+def expected(shape, q, k, v):
+    """Softmax of all visible keys in float64: [length, H, D]."""
+    group = shape.heads // shape.kv_heads
+    k, v = (np.repeat(a.astype(np.float64), group, axis=1) for a in (k, v))
+    scores = np.einsum("ihd,jhd->hij", q.astype(np.float64), k) / np.sqrt(shape.head_dim)
+    i, j = np.indices(scores.shape[1:])
+    hidden = (j > i) | ((j <= i - shape.window) if shape.window else False)
+    scores[:, hidden] = -np.inf
+    chances = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("hij,jhd->ihd", chances / chances.sum(-1, keepdims=True), v)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    past=st.integers(0, 150),
+    rows=st.integers(1, 150),
+    group=st.sampled_from([1, 2, 3, 4, 7]),
+    kv_heads=st.integers(1, 3),
+    dim=st.sampled_from([16, 48, 64, 80, 128]),
+    window=st.sampled_from([0, 0, 1, 5, 40, 64, 100]),
+    seed=st.integers(0, 99),
+)
+def test_equals_attention_by_its_definition(past, rows, group, kv_heads, dim, window, seed):
+    shape = Heads(group * kv_heads, kv_heads, dim, window)
+    q, k, v, table, k_pages, v_pages = sequence(np.random.default_rng(seed), past + rows, shape)
+    out = run(shape, q, past, table, k_pages, v_pages)
+    want = expected(shape, q, k, v)[past:]
+    assert np.abs(out - want).max() <= 5e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("window", [0, 30])
+def test_a_row_does_not_depend_on_where_the_chunk_was_cut(window):
+    shape = Heads(6, 2, 64, window)
+    q, _, _, table, k_pages, v_pages = sequence(np.random.default_rng(2), 230, shape)
+    whole = run(shape, q, 0, table, k_pages, v_pages)
+    for past, end in ((0, 17), (17, 90), (90, 91), (91, 230)):
+        np.testing.assert_array_equal(run(shape, q[:end], past, table, k_pages, v_pages), whole[past:end])
+
+
+def test_large_scores():
+    """A key that outweighs all others by e**80: the maximum moves in every block."""
+    shape = Heads(2, 1, 64, 0)
+    q, k, v, table, k_pages, v_pages = sequence(np.random.default_rng(4), 200, shape)
+    q *= 40
+    want = expected(shape, q, k, v)
+    assert np.abs(run(shape, q, 0, table, k_pages, v_pages) - want).max() <= 5e-3 * np.abs(want).max()
+
+
+@pytest.mark.skipif(inside_a_form, reason="already inside another form")
+@pytest.mark.parametrize("form", ["portable", "VNNI and BF16"])
+def test_other_forms(form, tmp_path):
+    run_tests_in(form, __file__, tmp_path)
