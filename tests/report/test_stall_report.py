@@ -84,6 +84,14 @@ def test_a_prompt_that_nobody_noticed() -> None:
     assert "hardly noticed the prompt" in " ".join(stall_words(server("A", [0.011] * 10)))
 
 
+def test_tokens_in_bursts_have_no_quiet_itl_to_divide_by() -> None:
+    """Most gaps are exactly nothing: a proxy that holds the stream back, or a client that came late."""
+    assert CHUNKED.quiet_gap_ms is not None
+    burst = replace(CHUNKED, quiet_gap_ms=replace(CHUNKED.quiet_gap_ms, median=0.0), worst_over_quiet=None)
+    assert "tokens come in bursts" in " ".join(stall_words(burst))
+    assert "tokens come in bursts" in " ".join(read(stall_page(result(burst))).text)
+
+
 def test_a_size_that_no_count_agrees_with() -> None:
     assert CHUNKED.chunking is not None
     found = replace(CHUNKED, chunking=replace(CHUNKED.chunking, single_size=False))

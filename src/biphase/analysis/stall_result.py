@@ -24,7 +24,6 @@ from biphase.analysis.stall_verdicts import stall_verdicts
 from biphase.analysis.verdicts import Verdict
 from biphase.client.record import Record, RunFacts
 
-
 NO_LAW = "no chunk size is advised: too few prompts of different lengths, or no quiet gap, to fit the laws to"
 
 

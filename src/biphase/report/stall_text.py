@@ -50,10 +50,15 @@ def _felt(server: ServerStall) -> str:
             f"The streams hardly noticed the prompt: worst gap {number(during.worst)} ms, "
             f"quiet ITL {number(quiet.median)} ms."
         )
+    if not server.worst_over_quiet:
+        return (
+            f"While the prompt was prefilled a stream waited up to {number(during.worst)} ms for its next token; most "
+            "quiet gaps are nothing at all, so tokens come in bursts and nothing can be said of the ITL."
+        )
     held = f"; each prefill held a stream up for {number(stalled.median)} s in all" if stalled else ""
     return (
         f"While the prompt was prefilled a stream waited up to {number(during.worst)} ms for its next token, "
-        f"{during.worst / quiet.median:.1f} times the quiet ITL of {number(quiet.median)} ms{held}."
+        f"{server.worst_over_quiet:.1f} times the quiet ITL of {number(quiet.median)} ms{held}."
     )
 
 
