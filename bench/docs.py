@@ -104,7 +104,7 @@ def wait_until_ready(process: "subprocess.Popen[bytes]") -> None:
 def picture(page: Path, heading: str, target: Path) -> None:
     """Cut one figure out of a report page; its colours come along, for light and dark."""
     html = page.read_text(encoding="utf-8")
-    match = re.search(rf"<h2>{re.escape(heading)}</h2>(<svg.*?</svg>)", html, re.DOTALL)
+    match = re.search(rf"<h2>{re.escape(heading)}</h2>(?:<div[^>]*>)?(<svg.*?</svg>)", html, re.DOTALL)
     if match is None:
         raise SystemExit(f"{page.name} has no figure {heading!r}")
     size = VIEW_BOX.match(match[1])

@@ -22,7 +22,7 @@ import sys, xllamacpp
 params = xllamacpp.CommonParams()
 params.model.path, params.port, params.n_parallel, params.n_ctx = sys.argv[1], int(sys.argv[2]), 3, 6144
 params.n_batch = params.n_ubatch = int(sys.argv[3])
-params.hostnames, params.cpuparams.n_threads, params.cpuparams_batch.n_threads = ["127.0.0.1"], 2, 2
+params.hostnames, params.cpuparams.n_threads, params.cpuparams_batch.n_threads = ["127.0.0.1"], 1, 1
 server = xllamacpp.Server(params)
 sys.stdin.read()
 """

@@ -51,7 +51,7 @@ def _picture(result: StallResult) -> Iterator[str]:
         "Each dash is one gap of one stream: as long as it lasted, as high as its milliseconds (logarithmic). For each "
         "server the repeat with the median worst gap. Before 0 the streams decode undisturbed."
     )
-    svg = stall_plot(result.servers, result.itl_slo_ms)
+    svg = f'<div class="wide">{stall_plot(result.servers, result.itl_slo_ms)}</div>'
     yield figure("ITL of every stream over time", svg, caption, wide=True)
 
 

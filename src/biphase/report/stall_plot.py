@@ -7,7 +7,7 @@ from biphase.analysis.stall_result import ServerStall
 from biphase.report.plots import Scale, tick_text
 
 WIDTH, PANEL, LEFT, RIGHT, TOP, BOTTOM = 960, 190, 64, 16, 34, 44
-BEFORE = 0.2
+BEFORE = 0.08
 """Part of the time before the prompt, beside that of the longest prefill, that is shown; and after it."""
 
 
@@ -27,7 +27,9 @@ def stall_plot(servers: Sequence[ServerStall], itl_slo_ms: float | None) -> str:
         parts.append(_text(LEFT, top - 8, _caption(server), "start"))
     parts += [*_time_ticks(x, height), *_titles(height)]
     name = "ITL of every stream while a long prompt is prefilled"
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img"><title>{name}</title>{"".join(parts)}</svg>'
+    # on a phone it is scrolled, not shrunk until nobody can read it
+    start = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" style="min-width:680px">'
+    return f"{start}<title>{name}</title>{''.join(parts)}</svg>"
 
 
 def _visible(server: ServerStall, span: float) -> list[float]:
@@ -55,7 +57,7 @@ def _prefill(server: ServerStall, x: Scale, y: Scale) -> list[str]:
         f'<rect class="fill1" style="opacity:.13" {band}/>',
         f'<line class="mark" x1="{start:.1f}" x2="{start:.1f}" y1="{y.start:.1f}" y2="{y.end:.1f}"/>',
         f'<line class="mark" x1="{end:.1f}" x2="{end:.1f}" y1="{y.start:.1f}" y2="{y.end:.1f}"/>',
-        _text(start + 5, y.end + 14, "prefill of the prompt", "start"),
+        _text(start + 5, y.start - 6, "prefill of the prompt", "start"),
     ]
 
 
