@@ -29,6 +29,8 @@ HF_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 
+_FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16}
+
 
 def read_config(path: Path) -> Mapping[str, Any]:
     """The JSON object in a config.json, or one clear line."""
@@ -60,6 +62,13 @@ class SafetensorsFolder:
         tensor: Tensor = self._files[key].get_tensor(key)
         return tensor.to(dtype)
 
+    def dtype(self, name: str) -> torch.dtype:
+        key = _hf_name(name)
+        return _FLOATS.get(self._files[key].get_slice(key).get_dtype(), torch.float32)
+
+    def blocks(self, name: str) -> None:
+        return None
+
 
 class RandomSource:
     """A ``TensorSource`` of normal noise in a config's shapes: speed, not sense. 0.02 is the usual initialisation."""
@@ -79,6 +88,12 @@ class RandomSource:
         if len(shape) == 1:
             return (torch.zeros if name.endswith(".bias") else torch.ones)(shape, dtype=dtype)
         return torch.empty(shape, dtype=dtype).normal_(0, self._std, generator=self._generator)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return torch.bfloat16
+
+    def blocks(self, name: str) -> None:
+        return None
 
 
 def random_source(path: Path) -> RandomSource:

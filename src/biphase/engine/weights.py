@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from biphase.engine.config import ModelConfig, RopeScaling
+from biphase.engine.kernels.panels import Blocks
 from biphase.errors import BadInput
 
 
@@ -21,6 +22,11 @@ class TensorSource(Protocol):
 
     def names(self) -> set[str]: ...
     def read(self, name: str, dtype: torch.dtype) -> Tensor: ...
+    def dtype(self, name: str) -> torch.dtype:
+        """The floating type in which the file holds a tensor without loss."""
+
+    def blocks(self, name: str) -> Blocks | None:
+        """A quantised tensor as it is; None for one that the file holds as plain floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ def assemble(
         layers.append(_layer(config, reader, f"blk.{index}."))
         on_layer(index)
     return ModelWeights(
-        embedding, tuple(layers), reader.vector("output_norm.weight", h), head, _inv_freq(config, source)
+        embedding, tuple(layers), reader.vector("output_norm.weight", h), head, inverse_frequencies(config, source)
     )
 
 
@@ -106,15 +112,25 @@ class _Reader:
         return self._read(name, (length,), torch.float32)
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        if name not in self.source.names():
-            raise BadInput(f"{self.source.where} lacks the tensor {name}; the file is incomplete or of another family")
+        require(self.source, name)
         tensor = self.source.read(name, dtype)
-        if tuple(tensor.shape) != shape:
-            raise BadInput(f"{self.source.where}: tensor {name} is {list(tensor.shape)}, the config says {list(shape)}")
+        require_shape(self.source, name, tuple(tensor.shape), shape)
         return tensor.contiguous()
 
 
-def _inv_freq(config: ModelConfig, source: TensorSource) -> Tensor:
+def require(source: TensorSource, name: str) -> None:
+    """Raise ``BadInput`` if the file lacks a tensor."""
+    if name not in source.names():
+        raise BadInput(f"{source.where} lacks the tensor {name}; the file is incomplete or of another family")
+
+
+def require_shape(source: TensorSource, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Raise ``BadInput`` if a tensor is not of the shape that the config tells."""
+    if shape != expected:
+        raise BadInput(f"{source.where}: tensor {name} is {list(shape)}, the config says {list(expected)}")
+
+
+def inverse_frequencies(config: ModelConfig, source: TensorSource) -> Tensor:
     """Rotary frequencies in radians per position, float32 [head_dim / 2]. Su et al. 2021, RoFormer, section 3.2.2."""
     exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
     frequencies = config.rope_theta**-exponent

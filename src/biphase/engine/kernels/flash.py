@@ -16,6 +16,7 @@ tiles once per chunk and layer.
 from typing import Any, NamedTuple
 
 import numpy as np
+from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -29,18 +30,20 @@ from biphase.engine.kernels.vectors import (
     V_I32,
     _dot_bf16,
     bits_as_float,
-    exp,
+    call,
+    constant,
     fill_f32,
     fill_i32,
+    float32x16,
     float_as_bits,
-    get_f32,
     get_i32,
     greater,
     load_f16,
     load_f32,
+    load_fill_f32,
     max_f32,
+    operation,
     pointer,
-    put_f32,
     put_i32,
     shift_right,
     splat,
@@ -57,6 +60,7 @@ TILES = features().tiles
 _VECTOR_ROWS = 4 if features().bf16_dot else 1
 _PAIR = 2 * TILE_BYTES
 """A tile of upper words and one of lower."""
+_LOG2_E = 1.4426950408889634
 _NEVER = np.float32(-1e30)
 """A score that a mask sets: finite, so that a block without any visible key gives no NaN."""
 
@@ -211,8 +215,8 @@ def attention_items(chunk: Any, shape: Any) -> Any:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _row_tile_bytes(dim: Any) -> Any:
-    """Queries [steps] in tiles, sums [16, D], maxima [16] and normalisers [16, 16] of one row tile."""
-    return _steps(dim) * _PAIR + 16 * _padded(dim) * 4 + 64 + 1024
+    """Queries [steps] in tiles, sums [16, D], maxima [16], their last change [16], normalisers [16, 16]."""
+    return _steps(dim) * _PAIR + 16 * _padded(dim) * 4 + 64 + 64 + 1024
 
 
 _MASKS, _SCORES, _CHANCES = 0, 256, 256 + 4 * TILE_BYTES
@@ -266,8 +270,8 @@ def _prepare_masks(masks: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _load_queries(q: Any, dim: Any, row: Any, rows: Any, head: Any, state: Any) -> None:
-    """Queries of one row tile, scaled, in tiles; missing rows are zeros. Its sums and maxima at rest."""
-    scale = fill_f32(np.float32(1) / np.sqrt(np.float32(dim)))
+    """Queries of one row tile, scaled for powers of 2, in tiles; missing rows are zeros. Its sums at rest."""
+    scale = fill_f32(np.float32(_LOG2_E) / np.sqrt(np.float32(dim)))
     for i in range(16):
         at = q.address + (row + i) * q.stride + head * dim * 4
         for step in range(_steps(dim)):
@@ -279,7 +283,7 @@ def _load_queries(q: Any, dim: Any, row: Any, rows: Any, head: Any, state: Any) 
             _store_split(low, high, state + step * _PAIR + i * 64)
     sums = state + _steps(dim) * _PAIR
     maxima = sums + 64 * _padded(dim)
-    for at in range(sums, maxima + 64 + 1024, 64):
+    for at in range(sums, maxima + 64 + 64 + 1024, 64):
         store_f32(at, fill_f32(0))
     store_f32(maxima, fill_f32(_NEVER))
 
@@ -287,7 +291,7 @@ def _load_queries(q: Any, dim: Any, row: Any, rows: Any, head: Any, state: Any) 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _store_result(state: Any, dim: Any, rows: Any, row: Any, head: Any, out: Any) -> None:
     sums = state + _steps(dim) * _PAIR
-    normalizers = sums + 64 * _padded(dim) + 64
+    normalizers = sums + 64 * _padded(dim) + 128
     for i in range(rows):
         inverse = fill_f32(np.float32(1) / sum_f32(load_f32(normalizers + 64 * i)))
         at = out.address + (row + i) * out.stride + head * dim * 4
@@ -330,28 +334,72 @@ def _mask(scores: Any, position: Any, window: Any, masks: Any) -> None:
             store_f32(at, load_f32(at) + hidden)
 
 
+def _larger(b: Any, x: Any, y: Any) -> Any:
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
+def _emit_row_maxima(b: Any, scores: Any) -> Any:
+    """Maxima of 16 rows of four tiles, lane i that of row i: pairs of rows are folded into each other's free lanes."""
+    rows = []
+    for row in range(16):
+        tiles = [b.load(pointer(b, b.add(scores, I64(64 * row + TILE_BYTES * t)), V_F32), align=1) for t in range(4)]
+        rows.append(_larger(b, _larger(b, tiles[0], tiles[1]), _larger(b, tiles[2], tiles[3])))
+    for bit in (8, 4, 2, 1):
+        own = ir.Constant(V_I32, [lane + (16 if lane & bit else 0) for lane in range(16)])
+        other = ir.Constant(V_I32, [(lane ^ bit) + (16 if lane & bit else 0) for lane in range(16)])
+        pairs = zip(rows[:bit], rows[bit:], strict=True)
+        rows = [_larger(b, b.shuffle_vector(x, y, own), b.shuffle_vector(x, y, other)) for x, y in pairs]
+    return rows[0]
+
+
+_row_maxima = operation(float32x16, [types.int64], _emit_row_maxima)
+
+
+def _emit_power2(b: Any, x: Any) -> Any:
+    """2**x for x <= 0 (2**-125 where that is less): minimax of degree 5 on +-0.5, relative error 1.1e-7, 1 at 0.
+
+    Adding 1.5 * 2**23 rounds x to an integer n and leaves n in the low bits, from where it is shifted to the exponent.
+    """
+    x = _larger(b, x, constant(-125.0))
+    shifted = b.fadd(x, constant(12582912.0))
+    r = b.fsub(x, b.fsub(shifted, constant(12582912.0)))
+    p = constant(0.001326472731307149)
+    for c in (0.009671512991189957, 0.05550733581185341, 0.24022242426872253, 0.6931470036506653, 1.0):
+        p = call(b, "llvm.fma.v16f32", V_F32, p, r, constant(c))
+    exponent = b.shl(b.bitcast(shifted, V_I32), constant(23, V_I32))
+    return b.bitcast(b.add(b.bitcast(p, V_I32), exponent), V_F32)
+
+
+_power2 = operation(float32x16, [float32x16], _emit_power2)
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
 def _soften(scores: Any, chances: Any, sums: Any, padded: Any) -> None:
-    """exp(score - maximum) of 64 keys for 16 rows, as words; sums so far are brought to the new maximum."""
+    """2**(score - maximum) of 64 keys for 16 rows, as words; the sums so far are brought to the new maxima."""
     maxima = sums + 64 * padded
+    _raise_maxima(scores, maxima, sums)
     for i in range(16):
-        at, normalizer = scores + 64 * i, maxima + 64 + 64 * i
-        a, b = load_f32(at), load_f32(at + TILE_BYTES)
-        c, d = load_f32(at + 2 * TILE_BYTES), load_f32(at + 3 * TILE_BYTES)
-        before = get_f32(maxima + 4 * i)
-        top = max(before, max_f32(greater(greater(a, b), greater(c, d))))
-        total = load_f32(normalizer)
-        if top > before:
-            shrink = exp(fill_f32(before - top))
-            put_f32(maxima + 4 * i, top)
-            total = total * shrink
-            for tile in range(sums + 64 * i, maxima, TILE_BYTES):
-                store_f32(tile, load_f32(tile) * shrink)
-        level = fill_f32(top)
-        a, b, c, d = exp(a - level), exp(b - level), exp(c - level), exp(d - level)
-        store_f32(normalizer, total + ((a + b) + (c + d)))
+        at, normalizer, level = scores + 64 * i, maxima + 128 + 64 * i, load_fill_f32(maxima + 4 * i)
+        a, b = _power2(load_f32(at) - level), _power2(load_f32(at + TILE_BYTES) - level)
+        c, d = _power2(load_f32(at + 2 * TILE_BYTES) - level), _power2(load_f32(at + 3 * TILE_BYTES) - level)
+        store_f32(normalizer, load_f32(normalizer) + ((a + b) + (c + d)))
         _store_split(a, b, chances + 64 * i)
         _store_split(c, d, chances + _PAIR + 64 * i)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _raise_maxima(scores: Any, maxima: Any, sums: Any) -> None:
+    before = load_f32(maxima)
+    top = greater(before, _row_maxima(scores))
+    if max_f32(top - before) == 0:
+        return
+    store_f32(maxima, top)
+    store_f32(maxima + 64, _power2(before - top))
+    for i in range(16):
+        shrink, normalizer = load_fill_f32(maxima + 64 + 4 * i), maxima + 128 + 64 * i
+        store_f32(normalizer, load_f32(normalizer) * shrink)
+        for tile in range(sums + 64 * i, maxima, TILE_BYTES):
+            store_f32(tile, load_f32(tile) * shrink)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -18,7 +18,7 @@ of each row, the unit in which the many-row kernels take the weights as 16-bit i
 A nibble's byte holds elements i (low) and i + 16 (high) of its group of 32, as GGUF has them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -77,6 +77,10 @@ class Blocks:
         if self.m is not None:
             groups += self.m.astype(np.float32)[:, :, None]
         return groups.reshape(rows, inner)
+
+    def in_order(self, rows: NDArray[np.int64]) -> "Blocks":
+        """The same rows in another order."""
+        return replace(self, q=self.q[rows], d=self.d[rows], m=None if self.m is None else self.m[rows])
 
     def largest(self) -> Floats:
         """max |w| of each row."""

@@ -11,21 +11,23 @@ import numpy as np
 from numba import njit
 
 from biphase.engine.kernels.panels import Kind
+from biphase.engine.kernels.scalars import float_of_bits
 from biphase.engine.kernels.vectors import (
-    bits_as_float,
     fill_f32,
     fill_i32,
     fma,
+    get_f16,
     get_f32,
     get_i32,
+    get_u8,
     high_bf16,
     load_f16,
     load_f32,
     load_i32,
     low_bf16,
+    put_f32,
     shift_left,
     shift_right,
-    shift_right_signed,
     store_f32,
     store_i32,
     to_float,
@@ -167,3 +169,32 @@ def _unpack_floats(kind: Any, panel: Any, inner: Any, units: Any, out: Any) -> A
         w3 = to_int(_element(kind, panel, 4 * row + 3, inner) * units)
         _store_words(_place(out, row), w0, w1, w2, w3)
     return rows
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def read_row(kind: Any, panel: Any, inner: Any, lane: Any, out: Any) -> None:
+    """One row of a matrix as float32 [inner]: the embedding of a token."""
+    for k in range(inner):
+        put_f32(out + 4 * k, _read(kind, panel, inner, lane, k))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _read(kind: Any, panel: Any, inner: Any, lane: Any, k: Any) -> Any:
+    if kind == Q4 or kind == Q4_K:
+        at, i = panel + k // 32 * (320 if kind == Q4 else 384), k % 32
+        byte = get_u8(at + (i % 16 // 4) * 64 + 4 * lane + i % 4)
+        q = np.float32(byte >> 4 if i >= 16 else byte & 15)
+        if kind == Q4:
+            return q * get_f16(at + 256 + 2 * lane) + get_f16(at + 288 + 2 * lane)
+        return q * get_f32(at + 256 + 4 * lane) + get_f32(at + 320 + 4 * lane)
+    if kind == BF16:
+        pair = get_i32(panel + k // 2 * 64 + 4 * lane)
+        return float_of_bits(np.uint32(pair & 0xFFFF0000 if k & 1 else pair << 16))
+    if kind == F16:
+        return get_f16(panel + 32 * k + 2 * lane)
+    if kind == F32:
+        return get_f32(panel + 64 * k + 4 * lane)
+    group = 32 if kind == Q8 else 16 if kind == Q6_K else (inner + 31) // 32 * 32
+    at = panel + k // group * (16 * group + (32 if kind == Q8 else 64))
+    q = np.float32(np.int32(get_u8(at + k % group // 4 * 64 + 4 * lane + k % 4)) - 128)
+    return q * (get_f16(at + 16 * group + 2 * lane) if kind == Q8 else get_f32(at + 16 * group + 4 * lane))

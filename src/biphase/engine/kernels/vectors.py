@@ -146,9 +146,12 @@ load_fill_f32 = _load(float32x16, F32, lambda b, x: splat(b, x, V_F32))
 
 # Single elements.
 get_f32 = _load(types.float32, F32)
+get_f16 = _load(types.float32, F16, lambda b, v: b.fpext(v, F32))
+get_u8 = _load(types.uint8, I8)
 get_i32 = _load(types.int32, I32)
 get_i64 = _load(types.int64, I64)
 put_f32 = _store(types.float32, F32)
+put_f16 = _store(types.float32, F16, lambda b, v: b.fptrunc(v, F16))
 put_i32 = _store(types.int32, I32)
 put_i64 = _store(types.int64, I64)
 
@@ -196,7 +199,7 @@ sum_i32 = operation(types.int32, [int32x16], lambda b, x: call(b, "llvm.vector.r
 
 def _exp(b: Any, x: Any) -> Any:
     """As ``scalars.exp``: n ln2 + r with ln2 in two parts, e**r by its Taylor polynomial to r**7, 2**n by its bits."""
-    x = b.select(b.fcmp_unordered("<", x, constant(-87.0)), constant(-87.0), x)
+    x = b.select(b.fcmp_ordered("<", x, constant(-87.0)), constant(-87.0), x)
     x = b.select(b.fcmp_ordered(">", x, constant(88.0)), constant(88.0), x)
     n = call(b, "llvm.rint.v16f32", V_F32, b.fmul(x, constant(1.4426950408889634)))
     r = call(b, "llvm.fma.v16f32", V_F32, n, constant(-0.693359375), x)
@@ -209,7 +212,7 @@ def _exp(b: Any, x: Any) -> Any:
 
 
 exp = operation(float32x16, [float32x16], _exp)
-"""e**x for x <= 88, relative error below 3e-7; about 1e-38 below -87. A NaN does not stay one: see ``_exp``."""
+"""e**x for x <= 88, relative error below 3e-7; about 1e-38 below -87; NaN stays NaN."""
 
 
 # Dot products: a lane holds four bytes or two bfloat16, and adds their products to the accumulator's lane.

@@ -1,0 +1,181 @@
+"""A panel times few rows of activations: the product of decode, bound by reading the panel once.
+
+The vectors of one group of inner elements are unpacked into registers and used for every row, so that each byte of
+weights is read from memory once a step whatever the number of rows. Bytes and nibbles are multiplied as they are by the
+integers of the activations (``activations.quantize``) and scaled once a group; floats are multiplied in float32. The
+sum over groups is in order, so a row's result does not depend on the other rows.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from biphase.engine.kernels.activations import floats_of, groups_of, padded, record_bytes
+from biphase.engine.kernels.unpack import BF16, F16, INT8, Q4, Q4_K, Q6_K, Q8, panel_bytes
+from biphase.engine.kernels.vectors import (
+    dot_int8,
+    fill_f32,
+    fill_i32,
+    fma,
+    get_i32,
+    high_bf16,
+    load_f16,
+    load_f32,
+    load_fill_f32,
+    load_fill_i32,
+    load_i32,
+    low_bf16,
+    prefetch,
+    shift_left,
+    shift_right,
+    store_f32,
+    to_float,
+)
+
+
+@njit(nogil=True, cache=True)
+def multiply_panel(kind: Any, panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: Any) -> None:
+    """``out`` [rows][16] float32 = rows of activations times the 16 rows of a panel."""
+    for row in range(rows):
+        store_f32(out + 64 * row, fill_f32(np.float32(0)))
+    if kind == Q4 or kind == Q4_K:
+        _nibbles(kind == Q4_K, panel, inner, records, rows, words, out)
+    elif kind == Q8 or kind == INT8:
+        _bytes(kind == INT8, panel, inner, records, rows, words, out)
+    elif kind == Q6_K:
+        _half_groups(panel, inner, records, rows, words, out)
+    else:
+        _floats(kind, panel, inner, records, rows, out)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _dots(a: Any, b: Any, c: Any, d: Any, x: Any) -> Any:
+    """The sum over 16 inner elements, 4 a vector, with the bytes at ``x``."""
+    total = dot_int8(fill_i32(0), a, load_fill_i32(x))
+    total = dot_int8(total, b, load_fill_i32(x + 4))
+    total = dot_int8(total, c, load_fill_i32(x + 8))
+    return dot_int8(total, d, load_fill_i32(x + 12))
+
+
+@njit(nogil=True, cache=True)
+def _nibbles(
+    wide: Any, panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: Any
+) -> None:
+    stride, lower, groups = record_bytes(inner), padded(inner), groups_of(0, inner)
+    mask, size = fill_i32(0x0F0F0F0F), 384 if wide else 320
+    for group in range(inner // 32):
+        at = panel + group * size
+        for line in range(0, size, 64):
+            prefetch(at + 2048 + line)
+        p, q, r, s = load_i32(at), load_i32(at + 64), load_i32(at + 128), load_i32(at + 192)
+        a, b, c, d = p & mask, q & mask, r & mask, s & mask
+        e, f, g, h = (
+            shift_right(p, 4) & mask,
+            shift_right(q, 4) & mask,
+            shift_right(r, 4) & mask,
+            shift_right(s, 4) & mask,
+        )
+        scale, offset = (load_f32(at + 256), load_f32(at + 320)) if wide else (load_f16(at + 256), load_f16(at + 288))
+        for row in range(rows):
+            x = records + row * stride + 32 * group
+            total = _dots(a, b, c, d, x) + _dots(e, f, g, h, x + 16)
+            if words == 2:
+                total = shift_left(total, 8) + _dots(a, b, c, d, x + lower) + _dots(e, f, g, h, x + lower + 16)
+            of_group = records + row * stride + groups + 16 * group
+            scaled = to_float(total) * load_fill_f32(of_group)
+            sums = fma(offset, load_fill_f32(of_group + 4), load_f32(out + 64 * row))
+            store_f32(out + 64 * row, fma(scaled, scale, sums))
+
+
+@njit(nogil=True, cache=True)
+def _bytes(by_row: Any, panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: Any) -> None:
+    """q + 128 is the unsigned operand, so each group's result is 128 times the sum of its activations too high."""
+    stride, lower, groups = record_bytes(inner), padded(inner), groups_of(0, inner)
+    size = 512 if by_row else 544
+    for group in range((inner + 31) // 32):
+        at = panel + group * size
+        for line in range(0, size, 64):
+            prefetch(at + 2048 + line)
+        a, b, c, d = load_i32(at), load_i32(at + 64), load_i32(at + 128), load_i32(at + 192)
+        e, f, g, h = load_i32(at + 256), load_i32(at + 320), load_i32(at + 384), load_i32(at + 448)
+        scale = fill_f32(np.float32(1)) if by_row else load_f16(at + 512)
+        for row in range(rows):
+            x = records + row * stride + 32 * group
+            total = _dots(a, b, c, d, x) + _dots(e, f, g, h, x + 16)
+            if words == 2:
+                total = shift_left(total, 8) + _dots(a, b, c, d, x + lower) + _dots(e, f, g, h, x + lower + 16)
+            of_group = records + row * stride + groups + 16 * group
+            total = total - fill_i32(get_i32(of_group + 8) + get_i32(of_group + 12))
+            scaled = to_float(total) * load_fill_f32(of_group)
+            store_f32(out + 64 * row, fma(scaled, scale, load_f32(out + 64 * row)))
+    if by_row:
+        scale = load_f32(panel + panel_bytes(INT8, inner) - 64)
+        for row in range(rows):
+            store_f32(out + 64 * row, load_f32(out + 64 * row) * scale)
+
+
+@njit(nogil=True, cache=True)
+def _half_groups(panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: Any) -> None:
+    """Bytes with a scale for every 16 inner elements, half a group of the activations."""
+    stride, lower, groups = record_bytes(inner), padded(inner), groups_of(0, inner)
+    for half in range(inner // 16):
+        at = panel + half * 320
+        for line in range(0, 320, 64):
+            prefetch(at + 2048 + line)
+        a, b, c, d = load_i32(at), load_i32(at + 64), load_i32(at + 128), load_i32(at + 192)
+        scale = load_f32(at + 256)
+        for row in range(rows):
+            x = records + row * stride + 16 * half
+            total = _dots(a, b, c, d, x)
+            if words == 2:
+                total = shift_left(total, 8) + _dots(a, b, c, d, x + lower)
+            of_group = records + row * stride + groups + 16 * (half >> 1)
+            total = total - fill_i32(get_i32(of_group + 8 + 4 * (half & 1)))
+            scaled = to_float(total) * load_fill_f32(of_group)
+            store_f32(out + 64 * row, fma(scaled, scale, load_f32(out + 64 * row)))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _pair(kind: Any, panel: Any, pair: Any) -> Any:
+    """Inner elements 2 pair and 2 pair + 1 of an unquantised panel, as float32."""
+    if kind == BF16:
+        both = load_i32(panel + 64 * pair)
+        return low_bf16(both), high_bf16(both)
+    if kind == F16:
+        return load_f16(panel + 64 * pair), load_f16(panel + 64 * pair + 32)
+    return load_f32(panel + 128 * pair), load_f32(panel + 128 * pair + 64)
+
+
+@njit(nogil=True, cache=True)
+def _floats(kind: Any, panel: Any, inner: Any, records: Any, rows: Any, out: Any) -> None:
+    stride, floats = record_bytes(inner), floats_of(0, inner)
+    bytes_of_pair = panel_bytes(kind, 2)
+    for octet in range(inner // 8):
+        for line in range(0, 4 * bytes_of_pair, 64):
+            prefetch(panel + 4 * octet * bytes_of_pair + 2048 + line)
+        a, b = _pair(kind, panel, 4 * octet)
+        c, d = _pair(kind, panel, 4 * octet + 1)
+        e, f = _pair(kind, panel, 4 * octet + 2)
+        g, h = _pair(kind, panel, 4 * octet + 3)
+        for row in range(rows):
+            x = records + row * stride + floats + 32 * octet
+            even = fma(a, load_fill_f32(x), load_f32(out + 64 * row))
+            odd = b * load_fill_f32(x + 4)
+            even, odd = fma(c, load_fill_f32(x + 8), even), fma(d, load_fill_f32(x + 12), odd)
+            even, odd = fma(e, load_fill_f32(x + 16), even), fma(f, load_fill_f32(x + 20), odd)
+            even, odd = fma(g, load_fill_f32(x + 24), even), fma(h, load_fill_f32(x + 28), odd)
+            store_f32(out + 64 * row, even + odd)
+    for k in range(inner // 8 * 8, inner):
+        first, second = _pair(kind, panel, k >> 1) if k + 1 < inner or kind == BF16 else _last(kind, panel, k)
+        weight = second if k & 1 else first
+        for row in range(rows):
+            x = records + row * stride + floats + 4 * k
+            store_f32(out + 64 * row, fma(weight, load_fill_f32(x), load_f32(out + 64 * row)))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _last(kind: Any, panel: Any, k: Any) -> Any:
+    """The last element of an odd number, which has no partner to read."""
+    last = load_f16(panel + 32 * k) if kind == F16 else load_f32(panel + 64 * k)
+    return last, last

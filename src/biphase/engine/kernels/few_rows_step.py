@@ -1,0 +1,348 @@
+"""A whole step of few rows as one compiled call: decode, at the speed of memory.
+
+A team walks all layers. Between barriers every member takes panels (or rows, or runs of keys) from a counter; what is
+small (norms, integers of activations, the merge of attention's parts) each member makes for itself, which takes less
+time than another barrier. Rows may belong to one sequence or to many: each has its own position and block table, and
+all keys and values of a layer are in the cache before any row attends. A row's result does not depend on the others.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+from biphase.engine.kernels.activations import normed_records, plain_records, record_bytes, rms_norm, silu_mul
+from biphase.engine.kernels.few_rows import multiply_panel
+from biphase.engine.kernels.image import (
+    ADDRESS,
+    COLUMN,
+    COLUMNS,
+    DOWN,
+    FIRST,
+    GATE_UP,
+    INNER,
+    KIND,
+    MATRICES,
+    PANELS,
+    QKV,
+    VALID,
+    Floats,
+    O,
+)
+from biphase.engine.kernels.row_attention import BLOCK, attend, attend_scratch_bytes, merge, part_bytes
+from biphase.engine.kernels.team import barrier, next_item
+from biphase.engine.kernels.unpack import read_row
+from biphase.engine.kernels.vectors import (
+    get_f32,
+    load_f32,
+    put_f16,
+    put_f32,
+    store_f32,
+)
+
+Ints32 = NDArray[np.int32]
+
+
+class RowsStep(NamedTuple):
+    """Rows of one step. ``items`` [n, 3] are (row, first block, last block) of attention, grouped by row.
+
+    ``tables`` [rows, blocks] holds the block ids of each row's sequence; ``first_items`` [rows + 1] says where a row's
+    items begin; ``sampled`` names the rows whose logits are wanted.
+    """
+
+    tokens: Ints32
+    positions: Ints32
+    slots: NDArray[np.int64]
+    tables: Ints32
+    items: Ints32
+    first_items: Ints32
+    sampled: Ints32
+
+
+class Work(NamedTuple):
+    """Buffers of a step: float32 [rows, ...], ``parts`` of attention, and bytes for each member of the team."""
+
+    residual: Floats
+    qkv: Floats
+    gated: Floats
+    parts: NDArray[np.uint8]
+    logits: Floats
+    scratch: NDArray[np.uint8]
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def few_rows_step(
+    team: Any, threads: Any, words: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, work: Any
+) -> None:
+    """Run ``step``; logits of the sampled rows are in ``work.logits`` afterwards.
+
+    ``k`` and ``v`` are the whole caches [layers, blocks, G, D, 16] and [layers, blocks, G, 16, D], float16 as uint16.
+    """
+    for member in prange(threads):
+        _member(member, team, threads, words, shape, image, k, v, step, work)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _member(
+    member: Any, team: Any, threads: Any, words: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, work: Any
+) -> None:
+    scratch = work.scratch[member].ctypes.data
+    _embed(team, shape, image, step, work)
+    barrier(team, threads)
+    for layer in range(shape.layers):
+        _project_qkv(team, layer, words, shape, image, step, work, scratch)
+        barrier(team, threads)
+        _rotate_and_store(team, layer, shape, image, k[layer], v[layer], step, work)
+        barrier(team, threads)
+        _attend(team, shape, k[layer], v[layer], step, work, scratch)
+        barrier(team, threads)
+        _project_out(team, layer, words, shape, image, step, work, scratch)
+        barrier(team, threads)
+        _gate_up(team, layer, words, shape, image, step, work, scratch)
+        barrier(team, threads)
+        _down(team, layer, words, shape, image, step, work, scratch)
+        barrier(team, threads)
+    _head(team, words, shape, image, step, work, scratch)
+    barrier(team, threads)  # which leaves the team's counters at rest for the next program
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _embed(team: Any, shape: Any, image: Any, step: Any, work: Any) -> None:
+    matrix = image.matrices[MATRICES * shape.layers + 1]
+    row = next_item(team)
+    while row < len(step.tokens):
+        token = step.tokens[row]
+        panel = image.panels[matrix[FIRST] + token // 16]
+        read_row(panel[KIND], panel[ADDRESS], matrix[INNER], token % 16, work.residual[row].ctypes.data)
+        row = next_item(team)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _project_qkv(
+    team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any
+) -> None:
+    rows = len(step.tokens)
+    matrix = image.matrices[MATRICES * layer + QKV]
+    norm = image.norms[2 * layer].ctypes.data
+    out = _records(scratch, rows, matrix)
+    normed_records(work.residual.ctypes.data, rows, norm, shape.hidden, np.float32(shape.eps), words, scratch)
+    item = next_item(team)
+    while item < matrix[PANELS]:
+        panel = image.panels[matrix[FIRST] + item]
+        multiply_panel(panel[KIND], panel[ADDRESS], matrix[INNER], scratch, rows, words, out)
+        for row in range(rows):
+            target = work.qkv[row, panel[COLUMN] : panel[COLUMN] + panel[VALID]]
+            if len(image.biases):
+                _put_with_bias(out + 64 * row, image.biases[layer, panel[COLUMN] :], target)
+            else:
+                _put(out + 64 * row, target)
+        item = next_item(team)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _records(scratch: Any, rows: Any, matrix: Any) -> Any:
+    """The address after the records of ``rows`` rows of this matrix's inputs: there a panel's results go."""
+    return scratch + rows * record_bytes(matrix[INNER])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _put(source: Any, target: Any) -> None:
+    if len(target) == 16:
+        store_f32(target.ctypes.data, load_f32(source))
+    else:
+        for lane in range(len(target)):
+            target[lane] = get_f32(source + 4 * lane)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _put_with_bias(source: Any, bias: Any, target: Any) -> None:
+    for lane in range(len(target)):
+        target[lane] = get_f32(source + 4 * lane) + bias[lane]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _add(source: Any, target: Any) -> None:
+    if len(target) == 16:
+        store_f32(target.ctypes.data, load_f32(target.ctypes.data) + load_f32(source))
+    else:
+        for lane in range(len(target)):
+            target[lane] += get_f32(source + 4 * lane)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _rotate_and_store(
+    team: Any, layer: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, work: Any
+) -> None:
+    """Items are (row, head): queries rotate in place, keys and values go to the cache."""
+    heads = shape.heads + 2 * shape.kv_heads
+    item = next_item(team)
+    while item < len(step.tokens) * heads:
+        row, head = item // heads, item % heads
+        x = work.qkv[row, head * shape.dim : (head + 1) * shape.dim]
+        position, slot = step.positions[row], step.slots[row]
+        if head < shape.heads + shape.kv_heads:
+            if len(image.qk_norms):
+                weight = image.qk_norms[layer, 0 if head < shape.heads else 1].ctypes.data
+                rms_norm(x.ctypes.data, weight, shape.dim, np.float32(shape.eps), x.ctypes.data)
+            rotate(x, image.cos[position], image.sin[position])
+        if head >= shape.heads:
+            kv_head = (head - shape.heads) % shape.kv_heads
+            if head < shape.heads + shape.kv_heads:
+                store_key(x, k[slot // BLOCK, kv_head], slot % BLOCK)
+            else:
+                store_value(x, v[slot // BLOCK, kv_head], slot % BLOCK)
+        item = next_item(team)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def rotate(x: Any, cos: Any, sin: Any) -> None:
+    """Rotary embedding of one head in place; pairs are (i, i + D / 2). Su et al. 2021, section 3.2."""
+    half = len(cos)
+    for i in range(half):
+        low, high = x[i], x[i + half]
+        x[i] = low * cos[i] - high * sin[i]
+        x[i + half] = high * cos[i] + low * sin[i]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def store_key(x: Any, block: Any, offset: Any) -> None:
+    """A key [D] as column ``offset`` of a block [D, 16]."""
+    for d in range(len(x)):
+        put_f16(block.ctypes.data + 2 * (BLOCK * d + offset), x[d])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def store_value(x: Any, block: Any, offset: Any) -> None:
+    """A value [D] as row ``offset`` of a block [16, D]."""
+    for d in range(len(x)):
+        put_f16(block.ctypes.data + 2 * (len(x) * offset + d), x[d])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _attend(team: Any, shape: Any, k: Any, v: Any, step: Any, work: Any, scratch: Any) -> None:
+    group = shape.heads // shape.kv_heads
+    head_bytes = 2 * BLOCK * shape.dim
+    size = part_bytes(group, shape.dim)
+    scale = np.float32(1 / np.sqrt(shape.dim))
+    item = next_item(team)
+    while item < len(step.items) * shape.kv_heads:
+        (row, first, last), kv_head = step.items[item // shape.kv_heads], item % shape.kv_heads
+        attend(
+            work.qkv[row, kv_head * group * shape.dim :].ctypes.data,
+            group,
+            shape.dim,
+            scale,
+            k.ctypes.data + kv_head * head_bytes,
+            v.ctypes.data + kv_head * head_bytes,
+            shape.kv_heads * head_bytes,
+            step.tables[row].ctypes.data,
+            np.int64(first),
+            np.int64(last),
+            np.int64(step.positions[row] + 1),
+            scratch,
+            work.parts.ctypes.data + item * size,
+        )
+        item = next_item(team)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _merge_heads(shape: Any, step: Any, work: Any, out: Any) -> None:
+    """The results of all heads of all rows [rows, H D] from their parts."""
+    group = shape.heads // shape.kv_heads
+    size, width = part_bytes(group, shape.dim), 4 * (shape.dim + 16)
+    for row in range(len(step.tokens)):
+        first, count = step.first_items[row], step.first_items[row + 1] - step.first_items[row]
+        for head in range(shape.heads):
+            part = work.parts.ctypes.data + (first * shape.kv_heads + head // group) * size + head % group * width
+            merge(part, count, shape.kv_heads * size, shape.dim, out + 4 * shape.dim * (row * shape.heads + head))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _project_out(
+    team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any
+) -> None:
+    rows, inner = len(step.tokens), shape.heads * shape.dim
+    matrix = image.matrices[MATRICES * layer + O]
+    out = _records(scratch, rows, matrix)
+    merged = out + 64 * rows
+    _merge_heads(shape, step, work, merged)
+    plain_records(merged, rows, inner, 4 * inner, words, scratch)
+    _multiply_and_add(team, image, matrix, rows, words, work, scratch, out)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _multiply_and_add(
+    team: Any, image: Any, matrix: Any, rows: Any, words: Any, work: Any, scratch: Any, out: Any
+) -> None:
+    item = next_item(team)
+    while item < matrix[PANELS]:
+        panel = image.panels[matrix[FIRST] + item]
+        multiply_panel(panel[KIND], panel[ADDRESS], matrix[INNER], scratch, rows, words, out)
+        for row in range(rows):
+            _add(out + 64 * row, work.residual[row, panel[COLUMN] : panel[COLUMN] + panel[VALID]])
+        item = next_item(team)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _gate_up(
+    team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any
+) -> None:
+    """Items are a panel of the gate and its neighbour of up, so that SwiGLU needs no pass of its own."""
+    rows = len(step.tokens)
+    matrix = image.matrices[MATRICES * layer + GATE_UP]
+    norm = image.norms[2 * layer + 1].ctypes.data
+    gate = _records(scratch, rows, matrix)
+    up = gate + 64 * rows
+    normed_records(work.residual.ctypes.data, rows, norm, shape.hidden, np.float32(shape.eps), words, scratch)
+    item = next_item(team)
+    while item < matrix[PANELS] // 2:
+        for half in range(2):
+            panel = image.panels[matrix[FIRST] + 2 * item + half]
+            multiply_panel(
+                panel[KIND], panel[ADDRESS], matrix[INNER], scratch, rows, words, up if half else gate
+            )
+        panel = image.panels[matrix[FIRST] + 2 * item]
+        for row in range(rows):
+            store_f32(gate + 64 * row, silu_mul(load_f32(gate + 64 * row), load_f32(up + 64 * row)))
+            _put(gate + 64 * row, work.gated[row, panel[COLUMN] : panel[COLUMN] + panel[VALID]])
+        item = next_item(team)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _down(
+    team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any
+) -> None:
+    rows = len(step.tokens)
+    matrix = image.matrices[MATRICES * layer + DOWN]
+    out = _records(scratch, rows, matrix)
+    plain_records(work.gated.ctypes.data, rows, shape.intermediate, work.gated.strides[0], words, scratch)
+    _multiply_and_add(team, image, matrix, rows, words, work, scratch, out)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _head(team: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
+    rows = len(step.sampled)
+    if rows == 0:
+        return
+    matrix = image.matrices[MATRICES * shape.layers]
+    norm = image.norms[2 * shape.layers].ctypes.data
+    for index in range(rows):
+        x = work.residual[step.sampled[index]].ctypes.data
+        record = scratch + index * record_bytes(shape.hidden)
+        normed_records(x, 1, norm, shape.hidden, np.float32(shape.eps), words, record)
+    out = _records(scratch, rows, matrix)
+    item = next_item(team)
+    while item < matrix[PANELS]:
+        panel = image.panels[matrix[FIRST] + item]
+        multiply_panel(panel[KIND], panel[ADDRESS], matrix[INNER], scratch, rows, words, out)
+        for row in range(rows):
+            _put(out + 64 * row, work.logits[row, panel[COLUMN] : panel[COLUMN] + panel[VALID]])
+        item = next_item(team)
+
+
+def scratch_bytes(shape: Any, rows: int) -> int:
+    """What one member needs for a step of ``rows`` rows."""
+    inner = max(shape.hidden, shape.intermediate, shape.heads * shape.dim)
+    records = rows * (int(record_bytes(inner)) + 128 + 4 * shape.heads * shape.dim)
+    return max(records, int(attend_scratch_bytes(shape.heads // shape.kv_heads, shape.dim))) + 4096
