@@ -122,6 +122,20 @@ def test_constants_that_cannot_be_told_apart_are_left_out() -> None:
     assert one_context.w_ms_per_sequence.value == pytest.approx(0.5, rel=1e-6)
 
 
+def test_few_samples_have_wide_intervals() -> None:
+    """With six samples of three constants some residuals are small by the fit's own doing: that is no certainty."""
+    rng = random.Random(7)
+    cells = [(1, 20), (1, 500), (2, 40), (4, 80), (4, 2000), (8, 160)]
+    held = 0
+    for _ in range(20):
+        samples = [StepSample(b, c, (0.008 + 5e-4 * b + 1e-7 * c) * rng.gauss(1, 0.02), 31) for b, c in cells]
+        law = decode_law(samples)
+        assert law is not None
+        held += contains(law.t0_ms, 8.0) and contains(law.w_ms_per_sequence, 0.5) and contains(law.k_ms_per_token, 1e-4)
+    assert held >= 18
+    assert decode_law([StepSample(b, c, 0.01, 31) for b, c in cells[:5]]) is None
+
+
 def record(sent: float, *times: float, prompt: int = 10) -> Record:
     return Record(
         id="r", intended=sent, sent=sent, chunks=tuple(Chunk(t, 1, "text") for t in times), prompt_tokens=prompt

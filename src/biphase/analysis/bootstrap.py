@@ -112,7 +112,8 @@ def _robust(unit: Vector) -> tuple[Vector, Vector]:
     solution = _solve(unit, np.ones(len(unit)), weights)
     for _ in range(_ROUNDS):
         residuals = 1 - unit @ solution
-        sigma = _NORMAL_MAD * float(np.median(np.abs(residuals)))
+        # as many residuals as constants can be small by the fit's own doing: they tell nothing of the noise
+        sigma = _NORMAL_MAD * float(np.median(np.sort(np.abs(residuals))[unit.shape[1] - 1 :]))
         if sigma < 1e-12:  # exact data: nothing to down-weight
             break
         weights = np.minimum(1.0, _HUBER * sigma / np.maximum(np.abs(residuals), 1e-300))

@@ -17,6 +17,8 @@ from biphase.client.record import Record
 
 CHUNK_SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 FEWEST_LENGTHS = 3
+SPARE_SAMPLES = 3
+"""Stretches beyond the constants of the decode law: with fewer their scatter cannot be told."""
 HEAD_IS_EARLY = 0.5
 """Part of the TTFT before which a response's head cannot have waited for the prefill."""
 STAIRCASE_LENGTHS = 8
@@ -201,7 +203,7 @@ def decode_law(samples: Sequence[StepSample]) -> DecodeLaw | None:
     columns = [np.ones(len(positive))]
     columns += [np.array([float(s.batch) for s in positive])] if len(batches) > 1 else []
     columns += [np.array([s.context_sum for s in positive])] if varied else []
-    if len(positive) < len(columns) + 2:
+    if len(positive) < len(columns) + SPARE_SAMPLES:
         return None
     fit = fit_relative(np.stack(columns, axis=1), [1e3 * s.seconds for s in positive])
     return DecodeLaw(

@@ -20,10 +20,10 @@ class Engine:
 
     Tokens: ``prompt`` (all), ``cached`` (not computed), ``computed`` (the work of prefill), ``generated``, ``decoded``
     (generated less each request's first token, which prefill brings). Request-seconds, sums over requests that
-    overlap: ``queue``, ``prefill``, ``decode``. Engine-seconds, the machine's own: ``engine_prefill``,
-    ``engine_decode``, ``engine_mixed`` (steps that hold both). ``steps``: decode steps; ``batch``: their mean
-    size where steps are not counted. Gauges by name: ``running``, ``waiting``, and ``kv_usage`` (share, 1 is full).
-    ``missing``: what to do where the engine's time is not told.
+    overlap: ``queue`` (all that precedes prefill), ``prefill``, ``decode``. Engine-seconds, the machine's own:
+    ``engine_prefill``, ``engine_decode``, ``engine_mixed`` (steps that hold both). ``steps``: decode steps; ``batch``:
+    their mean size where steps are not counted. Gauges by name: ``running``, ``waiting``, and ``kv_usage`` (share, 1
+    is full). ``missing``: what to do where the engine's time is not told.
     """
 
     name: str
@@ -71,6 +71,7 @@ def _vllm_like(name: str, prefix: str) -> Engine:
     """Request clock and steps of vLLM and of engines that took its names over."""
     first = (gain(f"{prefix}time_to_first_token_seconds_count"), gain(f"{prefix}request_success"))
     generated = gain(f"{prefix}generation_tokens")
+    prefill, decode = (gain(f"{prefix}request_{phase}_time_seconds_sum") for phase in ("prefill", "decode"))
     return Engine(
         name,
         prompt=(gain(f"{prefix}prompt_tokens"),),
@@ -78,11 +79,15 @@ def _vllm_like(name: str, prefix: str) -> Engine:
         decoded=tuple(generated - count for count in first),
         first_tokens=first,
         finished=(gain(f"{prefix}request_success"), gain(f"{prefix}e2e_request_latency_seconds_count")),
-        queue=(gain(f"{prefix}request_queue_time_seconds_sum"),),
-        prefill=(gain(f"{prefix}request_prefill_time_seconds_sum"),),
-        decode=(gain(f"{prefix}request_decode_time_seconds_sum"),),
+        # vLLM's queue begins when the step that runs at a request's arrival has ended: what comes before is waited too
+        queue=(
+            gain(f"{prefix}e2e_request_latency_seconds_sum") - prefill - decode,
+            gain(f"{prefix}request_queue_time_seconds_sum"),
+        ),
+        prefill=(prefill,),
+        decode=(decode,),
         steps=(gain(f"{prefix}iteration_tokens_total_count"),),
-        batch=(gain(f"{prefix}request_decode_time_seconds_sum") / WALL,),
+        batch=(decode / WALL,),
         preemptions=(gain(f"{prefix}num_preemptions"),),
         running=(f"{prefix}num_requests_running",),
         waiting=(f"{prefix}num_requests_waiting",),

@@ -18,6 +18,7 @@ from biphase.client.tap import Tap
 from biphase.client.transcript import Transcript
 
 _JSON = {"Content-Type": "application/json"}
+STALE_CONNECTIONS = 10  # as many as a few streams at once can have left behind, each closed by the server meanwhile
 AFTER_DONE_S = 1.0  # how long the end of the body may lag behind [DONE] before the connection is given up
 
 PromptForm = Literal["token_ids", "text", "chat"]
@@ -99,9 +100,11 @@ async def request(session: aiohttp.ClientSession, call: Call, intended: float | 
     The session must come from ``biphase.client.endpoint.connect``.
     """
     intended = time.perf_counter() if intended is None else intended
-    answer, stale = await _attempt(session, call, intended)
-    # llama.cpp closes a connection after each stream without saying so: a request that meets the closing is sent anew
-    return (await _attempt(session, call, intended))[0] if stale else answer
+    for _ in range(STALE_CONNECTIONS):
+        answer, stale = await _attempt(session, call, intended)
+        if not stale:  # llama.cpp closes a connection after each stream without saying so
+            break
+    return answer
 
 
 async def _attempt(session: aiohttp.ClientSession, call: Call, intended: float) -> tuple[Answer, bool]:
