@@ -3,6 +3,7 @@
 import asyncio
 import statistics
 import time
+from email.utils import formatdate
 from typing import Any
 
 import aiohttp
@@ -11,7 +12,7 @@ import pytest
 from biphase.analysis.latency import chunk_gaps, decode_rate, itl, tpot, ttft
 from biphase.client import clock
 from biphase.client.endpoint import Access, connect
-from biphase.client.openai import Call, Dialect, PromptForm, make_call, request
+from biphase.client.openai import Call, Dialect, PromptForm, _retry_after, make_call, request
 from biphase.client.record import Record
 from tests.scripted_server import FIRST_TOKEN_S, GAP_S, STALL_S, scripted
 from tests.timing import holds_when_undisturbed
@@ -216,3 +217,13 @@ def _spin(seconds: float) -> None:
     began = time.perf_counter()
     while time.perf_counter() - began < seconds:
         pass
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("0", 0), ("30", 30), ("0.5", 0.5), ("", None), ("soon", None)])
+def test_how_long_a_limited_client_is_to_wait(text: str, seconds: float | None) -> None:
+    assert _retry_after(text) == seconds
+
+
+def test_a_date_to_wait_for() -> None:
+    assert _retry_after(formatdate(time.time() + 100, usegmt=True)) == pytest.approx(100, abs=5)
+    assert _retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0

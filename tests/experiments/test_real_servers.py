@@ -20,6 +20,8 @@ LLAMA_CPP = """
 import sys, time, xllamacpp
 params = xllamacpp.CommonParams()
 params.model.path, params.port, params.n_parallel, params.n_ctx = sys.argv[1], int(sys.argv[2]), 2, 2048
+params.n_batch = params.n_ubatch = 64
+params.endpoint_metrics = True
 params.hostnames, params.cpuparams.n_threads, params.cpuparams_batch.n_threads = ["127.0.0.1"], 2, 2
 server = xllamacpp.Server(params)
 sys.stdin.read()
@@ -59,11 +61,11 @@ def llama_cpp() -> Iterator[str]:
             process.kill()
 
 
-def profile(url: str, tmp_path: Path) -> dict[str, Any]:
-    words = ["--lengths", "1,16,64", "--tokens", "4", "--repeats", "2"]
+def profile(url: str, tmp_path: Path, lengths: str = "1,16,64") -> dict[str, Any]:
+    words = ["--lengths", lengths, "--tokens", "4", "--repeats", "2"]
     files = ["--json", str(tmp_path / "p.json"), "--records", str(tmp_path / "r.jsonl")]
     command = [sys.executable, "-m", "biphase", "profile", url, *words, *files]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stderr
     result: dict[str, Any] = json.loads((tmp_path / "p.json").read_text())
     return result
@@ -91,6 +93,16 @@ def test_profile_of_llama_cpp(llama_cpp: str, tmp_path: Path) -> None:
     result = profile(llama_cpp, tmp_path)
     check(result, tmp_path / "r.jsonl")
     assert "the server's /tokenize" in result["notes"][0]
+    assert result["server_side"]["agree"] is True
+
+
+@pytest.mark.timeout(240)
+def test_the_chunk_size_of_llama_cpp(llama_cpp: str, tmp_path: Path) -> None:
+    """Its batch holds 64 tokens; one of them belongs to the stream that watches."""
+    found = profile(llama_cpp, tmp_path, lengths="1,16,300")["chunked_prefill"]
+    assert found["chunk_tokens_least"] <= 64
+    assert found["chunk_tokens_most"] >= 62
+    assert found["chunk_tokens"] == pytest.approx(63, rel=0.15)
 
 
 @pytest.mark.vllm

@@ -5,9 +5,12 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from biphase.analysis.profile_result import Hardware
 from biphase.report.files import json_bytes, markdown
 from biphase.report.laws_text import law_lines, significant
 from biphase.report.words import plain_words
+from biphase.roofline.catalogue import load
+from biphase.roofline.hardware import find_device
 from tests.report.sample import sample_profile
 
 
@@ -86,3 +89,15 @@ def test_parts_of_a_step_sum_to_the_step() -> None:
     assert comparison is not None
     assert sum(part.ms for part in comparison.parts) == pytest.approx(comparison.decode_measured_ms)
     assert comparison.decode_floor_ms == pytest.approx(4.56, abs=0.01)
+
+
+def test_the_network_has_a_row_of_a_step() -> None:
+    """What the client's mean ITL has beyond the server's is taken from the fixed part; unknown, it is in no gap."""
+    base = sample_profile()
+    hardware = Hardware(load("llama-3.1-8b"), find_device("h100-sxm"))
+    alone = hardware.compare(base.prefill_law, base.decode_law, [512])
+    shared = hardware.compare(base.prefill_law, base.decode_law, [512], network_itl_ms=0.25)
+    assert (alone.parts[-1].name, alone.parts[-1].ms, alone.parts[-1].source) == ("network and HTTP", 0.0, "cancels")
+    assert (shared.parts[-1].ms, shared.parts[-1].source) == (0.25, "difference")
+    assert alone.parts[1].ms - shared.parts[1].ms == pytest.approx(0.25)
+    assert sum(part.ms for part in shared.parts) == pytest.approx(shared.decode_measured_ms)

@@ -1,9 +1,11 @@
 """One streaming request to an OpenAI-compatible server, from first byte out to last byte in, as a ``Record``."""
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Literal
 
 import aiohttp
@@ -137,10 +139,18 @@ def _begin(call: Call, intended: float) -> Record:
 async def _refused(response: aiohttp.ClientResponse, call: Call, record: Record) -> Answer:
     body = await response.read()
     error = explain_status(response.status, body, call.url)
-    wait = response.headers.get("Retry-After", "")
-    return Answer(
-        replace(record, error=error, ended=time.perf_counter()), body, float(wait) if wait.isdigit() else None
-    )
+    wait = _retry_after(response.headers.get("Retry-After", ""))
+    return Answer(replace(record, error=error, ended=time.perf_counter()), body, wait)
+
+
+def _retry_after(text: str) -> float | None:
+    """Seconds that a Retry-After asks for, itself seconds or a date (RFC 9110, section 10.2.3)."""
+    try:
+        if re.fullmatch(r"\d+(\.\d+)?", text.strip()):
+            return float(text)
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except ValueError:
+        return None
 
 
 async def _read(response: aiohttp.ClientResponse, stream: Transcript, wire: Wire, timeout_s: float | None) -> None:
