@@ -140,7 +140,7 @@ def main() -> None:
         if script.fatal is not None:
             engine.send(Fatal(script.fatal, 2))
             return
-        engine.send(Ready(script.max_model_len, script.vocab_size, "float32", 16, 4, 0.0))
+        engine.send(Ready(script.max_model_len, script.vocab_size, "float32", "float32", 16, 4, 0.0))
         engine.serve()
 
 

@@ -42,7 +42,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 def described() -> Metrics:
     metrics = Metrics("tiny")
-    metrics.describe(Ready(64, 300, "float32", 16, 4, 0.0))
+    metrics.describe(Ready(64, 300, "float32", "float32", 16, 4, 0.0))
     return metrics
 
 

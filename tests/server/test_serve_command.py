@@ -81,16 +81,25 @@ def test_a_missing_extra_is_named_with_its_installation(monkeypatch: pytest.Monk
         serve._need_engine()
 
 
+def test_a_pool_beyond_what_can_be_used_is_said(byte_text: Text, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two requests of 64 tokens use 32 blocks of 4, however many bytes were asked for."""
+    started = Started("http://h", ServedModel("tiny", byte_text, 64, 300), Ready(64, 300, "float32", "float32", 32, 4, 1.0), 2)
+    serve._announce(started)
+    line = "all that 2 such requests can use: a larger --kv-cache-gb would stay unused"
+    assert line in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("has_tokenizer", [True, False])
 def test_the_announcement_ends_in_a_request_that_can_be_pasted(
     byte_text: Text, tmp_path: Path, capsys: pytest.CaptureFixture[str], has_tokenizer: bool
 ) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 300}')
     text = byte_text if has_tokenizer else load_text(tmp_path)
-    ready = Ready(64, 300, "float32", 16, 4, 1.25)
-    serve._announce(Started("http://127.0.0.1:8000", ServedModel("tiny's", text, 64, 300), ready))
+    ready = Ready(64, 300, "float32", "float32", 16, 4, 1.25)
+    serve._announce(Started("http://127.0.0.1:8000", ServedModel("tiny's", text, 64, 300), ready, 2))
     printed = capsys.readouterr().out
     assert "64 tokens (16 blocks of 4)" in printed
+    assert "would stay unused" not in printed
     command = shlex.split(printed[printed.index("curl") : printed.index("\n\nCtrl-C")].replace("\\\n", ""))
     body = json.loads(command[command.index("-d") + 1])
     assert body["model"] == "tiny's"

@@ -8,7 +8,7 @@ from biphase.errors import BadInput, RunFailed
 if TYPE_CHECKING:
     from biphase.analysis.profile_result import Hardware
 
-_DTYPE = re.compile(rb'cache_dtype="(\w+)"')
+_DTYPE = re.compile(rb'weight_dtype="(\w+)"')
 
 
 def own_hardware(url: str, model: str, gpu: str | None) -> "tuple[Hardware | None, str | None]":
@@ -32,7 +32,7 @@ def own_hardware(url: str, model: str, gpu: str | None) -> "tuple[Hardware | Non
 
 
 def _dtype(url: str) -> str | None:
-    """Type of weights and cache, from the server's metrics."""
+    """The type in which the engine holds the weights, from the server's metrics; None for the file's own."""
     from biphase.client import clock
     from biphase.client.endpoint import Access, ask, connect
 
@@ -44,4 +44,4 @@ def _dtype(url: str) -> str | None:
         found = _DTYPE.search(clock.run(metrics()))
     except RunFailed:  # the measurement will say what is wrong with the server
         return None
-    return found[1].decode() if found else None
+    return found[1].decode() if found and found[1] != b"native" else None

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from biphase.server.app import Policy
     from biphase.server.serving import Started
 
-DTYPES = ("auto", "bfloat16", "float32")
+DTYPES = ("auto", "bfloat16", "float32", "int8")
+ACTIVATIONS = ("exact", "int8")
 
 
 def serve(
@@ -24,7 +25,8 @@ def serve(
     ),
     host: str = typer.Option("127.0.0.1", help="Address to listen on; 0.0.0.0 opens the server to the network."),
     port: int = typer.Option(8000, min=0, max=65535, help="Port; 0 takes a free one."),
-    dtype: str = typer.Option("auto", help="Of weights and KV cache: auto, bfloat16 or float32."),
+    dtype: str = typer.Option("auto", help="Of the weights: auto (as the file has them), bfloat16, float32 or int8."),
+    activations: str = typer.Option("exact", help="exact (16 bits in two words), or int8: faster and lossy."),
     max_model_len: int | None = typer.Option(None, min=2, help="Context in tokens, prompt and answer together."),
     max_num_batched_tokens: int = typer.Option(2048, min=1, help="Tokens that one step runs at most."),
     max_num_seqs: int = typer.Option(64, min=1, help="Requests in the batch at most."),
@@ -49,13 +51,16 @@ def serve(
     """Serve a model behind the OpenAI API: completions, chat, metrics."""
     if dtype not in DTYPES:
         raise BadInput(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
+    if activations not in ACTIVATIONS:
+        raise BadInput(f"--activations {activations}: expected one of {', '.join(ACTIVATIONS)}")
     _need_engine()
     from biphase.engine.options import EngineOptions
     from biphase.server.app import Policy
 
     options = EngineOptions(
         model=model,
-        dtype=cast(Literal["auto", "bfloat16", "float32"], dtype),
+        dtype=cast(Literal["auto", "bfloat16", "float32", "int8"], dtype),
+        activations=cast(Literal["exact", "int8"], activations),
         random_weights=random_weights,
         max_model_len=max_model_len,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -101,10 +106,14 @@ def _announce_to_program(started: "Started") -> None:
 def _announce(started: "Started") -> None:
     ready, model = started.ready, started.model
     kv_tokens = ready.num_blocks * ready.block_size
+    enough = (
+        f"          all that {started.max_num_seqs} such requests can use: a larger --kv-cache-gb would stay unused\n"
+    )
     print(
         f"serving   {model.name} in {ready.dtype}, loaded in {ready.load_seconds:.1f} s\n"
         f"KV cache  {kv_tokens:,} tokens ({ready.num_blocks:,} blocks of {ready.block_size}); "
         f"context {ready.max_model_len:,} tokens a request\n"
+        f"{enough if started.pool_is_all else ''}"
         f"URL       {started.url}  (OpenAI API under /v1, Prometheus metrics at /metrics)\n\n"
         f"{_example(started)}\n\nCtrl-C ends it.",
         flush=True,

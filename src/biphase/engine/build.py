@@ -10,9 +10,9 @@ import torch
 from biphase.engine import kv_cache
 from biphase.engine.config import ModelConfig
 from biphase.engine.engine import Engine
-from biphase.engine.loading import load
+from biphase.engine.loading import load, load_packed
 from biphase.engine.messages import Ready
-from biphase.engine.model import Model
+from biphase.engine.model import Model, TwoPhaseModel
 from biphase.engine.options import EngineOptions
 from biphase.engine.trace import Trace
 from biphase.errors import BadInput
@@ -30,23 +30,39 @@ def build(options: EngineOptions, progress: Callable[[str], None] = lambda _: No
     started = perf_counter()
     set_threads(options.threads)
     progress(f"loading {options.model}")
-    model_config, weights = load(options.model, options.dtype, options.random_weights)
-    dtype = weights.embedding.dtype
-    config = _limits(options, model_config, dtype.itemsize)
-    cache = kv_cache.allocate(model_config, config.num_blocks, BLOCK_SIZE, dtype)
     trace = Trace(Path(options.trace)) if options.trace else None
-    engine = Engine(Model(model_config, weights, cache), config, trace)
+    model, config, dtypes = _model(options)
+    engine = Engine(model, config, trace)
     progress("compiling kernels (kept for the next start)")
     warm_up(engine)
     ready = Ready(
         max_model_len=config.max_request_tokens,
-        vocab_size=model_config.vocab_size,
-        dtype=str(dtype).removeprefix("torch."),
+        vocab_size=model.config.vocab_size,
+        dtype=dtypes[0],
+        kv_dtype=dtypes[1],
         num_blocks=config.num_blocks,
         block_size=BLOCK_SIZE,
         load_seconds=perf_counter() - started,
     )
     return engine, ready
+
+
+def _model(options: EngineOptions) -> tuple[TwoPhaseModel, SchedulerConfig, tuple[str, str]]:
+    """The model with its cache, its limits, and the types of weights and cache."""
+    packed = load_packed(options)
+    if packed is not None:
+        from biphase.engine.compiled import CompiledModel, PagedCache
+
+        shape, image = packed
+        config = _limits(options, shape, 2)
+        words = 1 if options.activations == "int8" else 2
+        compiled = CompiledModel(shape, image, PagedCache(shape, config.num_blocks), words)
+        return compiled, config, ("native" if options.dtype == "auto" else "int8", "float16")
+    shape, weights = load(options.model, options.dtype, options.random_weights)
+    dtype = weights.embedding.dtype
+    config = _limits(options, shape, dtype.itemsize)
+    cache = kv_cache.allocate(shape, config.num_blocks, BLOCK_SIZE, dtype)
+    return Model(shape, weights, cache), config, (str(dtype).removeprefix("torch."),) * 2
 
 
 def warm_up(engine: Engine) -> None:

@@ -25,21 +25,16 @@ TOKENS_PER_ITEM = 256
 
 
 class PagedCache:
-    """Keys and values in float16, blocks of 16 tokens: k [layers, blocks, G, D, 16] and v [layers, blocks, G, 16, D]."""
+    """Keys and values in float16, in blocks of 16 tokens.
+
+    k is [layers, blocks, G, D, 16], v [layers, blocks, G, 16, D], as ``row_attention`` wants them.
+    """
 
     def __init__(self, config: ModelConfig, num_blocks: int) -> None:
         # numpy asks the system for zeroed pages, which it hands out as blocks are first written.
         shape = (config.num_layers, num_blocks, config.num_kv_heads)
         self.k = np.zeros((*shape, config.head_dim, BLOCK), dtype=np.uint16)
         self.v = np.zeros((*shape, BLOCK, config.head_dim), dtype=np.uint16)
-
-    @property
-    def block_size(self) -> int:
-        return BLOCK
-
-    @property
-    def num_blocks(self) -> int:
-        return self.k.shape[1]
 
 
 class CompiledModel:
@@ -52,6 +47,11 @@ class CompiledModel:
         self._packed = packed
         self._team = new_team()
         self._work: dict[tuple[int, int], Work] = {}
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block."""
+        return BLOCK
 
     def prefill(self, rows: Rows, chunks: list[PrefillChunk]) -> Tensor:
         """Run chunks of prompts together. Returns logits [chunks that sample, vocab] of their last rows."""

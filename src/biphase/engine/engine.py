@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from biphase.engine.grammar import GrammarError, Grammars
 from biphase.engine.messages import Output, Step, Submit, Vocabulary
-from biphase.engine.model import Model
+from biphase.engine.model import TwoPhaseModel
 from biphase.engine.runner import Runner
 from biphase.engine.trace import Trace
 from biphase.scheduling.config import SchedulerConfig
@@ -23,7 +23,7 @@ RefusalCode = Literal["queue_full", "rejected"]
 class Engine:
     """The three-line loop over a ``Scheduler`` and a ``Runner``."""
 
-    def __init__(self, model: Model, config: SchedulerConfig, trace: Trace | None = None) -> None:
+    def __init__(self, model: TwoPhaseModel, config: SchedulerConfig, trace: Trace | None = None) -> None:
         self.scheduler = Scheduler(config)
         self.runner = Runner(model)
         self.prefill_seconds = 0.0

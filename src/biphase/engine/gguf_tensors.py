@@ -60,7 +60,7 @@ class GgufTensors:
         return np.asarray(self._bytes[start : start + tensor.stored_bytes]).reshape(prod(tensor.shape[1:]), -1)
 
     def _row_order(self, name: str) -> NDArray[np.int64] | None:
-        """GGUF interleaves the two halves of each q and k head of the llama architecture (pairs i, i+1); halves again."""
+        """GGUF interleaves the two halves of each q and k head of the llama architecture (pairs i, i + 1)."""
         if self.config.family != "llama" or not name.endswith((".attn_q.weight", ".attn_k.weight")):
             return None
         heads = self.config.num_heads if ".attn_q." in name else self.config.num_kv_heads

@@ -49,6 +49,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     max_model_len: int
     vocab_size: int
     dtype: str
+    kv_dtype: str
     num_blocks: int
     block_size: int
     load_seconds: float

@@ -9,6 +9,7 @@ The residual stream is float32 in both, so that bfloat16 weights round only what
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -86,6 +87,25 @@ def _layer(weights: LayerWeights, k: Tensor, v: Tensor) -> _Layer:
     )
 
 
+class TwoPhaseModel(Protocol):
+    """What the runner asks of a model: ``Model`` in torch, ``compiled.CompiledModel`` in compiled programs."""
+
+    config: ModelConfig
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block."""
+
+    def prefill(self, rows: Rows, chunks: list[PrefillChunk]) -> Tensor:
+        """Run chunks of prompts together. Returns logits [chunks that sample, vocab] of their last rows."""
+
+    def decode(self, rows: Rows, decodes: DecodeRows) -> Tensor:
+        """One token of each sequence. Returns logits [N, vocab]."""
+
+    def mixed(self, rows: Rows, decodes: DecodeRows, chunks: list[PrefillChunk]) -> Tensor:
+        """Decode rows first, then chunks. Returns logits of the decodes, then of the chunks that sample."""
+
+
 class Model:
     """Weights and KV cache of one model; ``prefill`` and ``decode`` return float32 logits of the rows that sample."""
 
@@ -103,6 +123,11 @@ class Model:
         self._scale = config.head_dim**-0.5
         angles = torch.arange(config.max_position).float()[:, None] * weights.inv_freq
         self._cos, self._sin = keep_array(angles.cos()), keep_array(angles.sin())
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block."""
+        return self.cache.block_size
 
     def prefill(self, rows: Rows, chunks: list[PrefillChunk]) -> Tensor:
         """Run chunks of prompts together. Returns logits [chunks that sample, vocab] of their last rows."""

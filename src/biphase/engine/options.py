@@ -4,7 +4,8 @@ from typing import Literal
 
 import msgspec
 
-DType = Literal["auto", "bfloat16", "float32"]
+DType = Literal["auto", "bfloat16", "float32", "int8"]
+Activations = Literal["exact", "int8"]
 
 
 class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -12,11 +13,14 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     ``max_model_len`` bounds prompt and output of one request, ``max_num_batched_tokens`` the tokens of one step,
     ``max_num_seqs`` the requests that run at once; ``kv_cache_gb`` is the size of the KV pool in 10^9 bytes.
+    ``dtype`` is that of the weights: ``auto`` takes them as the file has them where compiled kernels run, int8 is one
+    scale a row; ``activations`` int8 is faster and lossy.
     The budget, the switches and the caps of the queue are those of ``SchedulerConfig``; ``trace`` is a file.
     """
 
     model: str
     dtype: DType = "auto"
+    activations: Activations = "exact"
     random_weights: bool = False
     max_model_len: int | None = None
     max_num_batched_tokens: int = 2048

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from biphase.engine.grammar import Grammars
-from biphase.engine.model import DecodeRows, Model, PrefillChunk, Rows
+from biphase.engine.model import DecodeRows, PrefillChunk, Rows, TwoPhaseModel
 from biphase.engine.sampling import choose
 from biphase.scheduling.plan import Slice, StepPlan, StepResult
 from biphase.scheduling.request import TokenLogprobs
@@ -17,10 +17,10 @@ from biphase.scheduling.request import TokenLogprobs
 class Runner:
     """Keeps no state of requests: tokens, blocks and sampling parameters come with the plan."""
 
-    def __init__(self, model: Model, grammars: Grammars | None = None) -> None:
+    def __init__(self, model: TwoPhaseModel, grammars: Grammars | None = None) -> None:
         self.model = model
         self.grammars = grammars
-        self._block_size = model.cache.block_size
+        self._block_size = model.block_size
 
     def run(self, plan: StepPlan) -> StepResult:
         """One step: prefill, decode, or both in one pass over the weights."""

@@ -75,7 +75,8 @@ class Metrics:
         info = {
             "block_size": str(ready.block_size),
             "num_gpu_blocks": str(ready.num_blocks),
-            "cache_dtype": ready.dtype,
+            "cache_dtype": ready.kv_dtype,
+            "weight_dtype": ready.dtype,
         }
         config = Gauge("vllm:cache_config_info", "The KV cache.", ("engine", *info), registry=self._registry)
         config.labels(self._values[1], *info.values()).set(1)

@@ -1,1 +1,36 @@
-"""The operators of both phases, chosen by shape."""
+"""The operators of both phases, chosen by shape.
+
+Compiled code is kept in a folder named after the sources of all kernels: numba looks only at the file of a function to
+see whether its code is stale, not at what that file imports.
+"""
+
+import hashlib
+import importlib.util
+import os
+from pathlib import Path
+
+
+def user_cache() -> Path:
+    """Where this user's derived files go: compiled kernels, packed weights. ``XDG_CACHE_HOME`` moves it."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "biphase"
+
+
+def sources_digest() -> str:
+    """A name for this version of the kernels."""
+    digest = hashlib.blake2b(digest_size=8)
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _keep_compiled_code() -> None:
+    if importlib.util.find_spec("numba") is None:
+        return
+    import numba
+
+    if not numba.config.CACHE_DIR:  # NUMBA_CACHE_DIR is the user's own choice
+        form = "portable" if os.environ.get("BIPHASE_PORTABLE_KERNELS") == "1" else "native"
+        numba.config.CACHE_DIR = str(user_cache() / "kernels" / f"{sources_digest()}-{form}")
+
+
+_keep_compiled_code()

@@ -1,8 +1,8 @@
 """Rows of activations for the few-row products: RMS norm, SwiGLU, and their integers in groups of 32.
 
-A row of ``inner`` elements becomes one record: its upper bytes, its lower bytes, then for each group of 32 the step, the
-sum of its integers and 128 times the sum of each half, then the row itself in float32. An element is
-step * (256 upper + lower), 16 bits, or step * upper where one word was asked for (``words`` 1: lossy, faster).
+A row of ``inner`` elements becomes one record: its upper bytes, its lower bytes, then for each group of 32 the step,
+the sum of its elements and 128 times the sum of the integers of each half, then the row itself in float32. An element
+is step * (256 upper + lower), 16 bits, or step * upper where one word was asked for (``words`` 1: lossy, faster).
 The record is private to a thread: every member of a team makes its own, which takes less time than a barrier.
 """
 

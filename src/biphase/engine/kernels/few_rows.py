@@ -39,9 +39,9 @@ def multiply_panel(kind: Any, panel: Any, inner: Any, records: Any, rows: Any, w
     """``out`` [rows][16] float32 = rows of activations times the 16 rows of a panel."""
     for row in range(rows):
         store_f32(out + 64 * row, fill_f32(np.float32(0)))
-    if kind == Q4 or kind == Q4_K:
+    if kind in (Q4, Q4_K):
         _nibbles(kind == Q4_K, panel, inner, records, rows, words, out)
-    elif kind == Q8 or kind == INT8:
+    elif kind in (Q8, INT8):
         _bytes(kind == INT8, panel, inner, records, rows, words, out)
     elif kind == Q6_K:
         _half_groups(panel, inner, records, rows, words, out)
@@ -59,9 +59,7 @@ def _dots(a: Any, b: Any, c: Any, d: Any, x: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _nibbles(
-    wide: Any, panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: Any
-) -> None:
+def _nibbles(wide: Any, panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: Any) -> None:
     stride, lower, groups = record_bytes(inner), padded(inner), groups_of(0, inner)
     mask, size = fill_i32(0x0F0F0F0F), 384 if wide else 320
     for group in range(inner // 32):

@@ -17,7 +17,6 @@ from biphase.engine.kernels.few_rows import multiply_panel
 from biphase.engine.kernels.image import (
     ADDRESS,
     COLUMN,
-    COLUMNS,
     DOWN,
     FIRST,
     GATE_UP,
@@ -37,7 +36,6 @@ from biphase.engine.kernels.vectors import (
     get_f32,
     load_f32,
     put_f16,
-    put_f32,
     store_f32,
 )
 
@@ -119,9 +117,7 @@ def _embed(team: Any, shape: Any, image: Any, step: Any, work: Any) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _project_qkv(
-    team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any
-) -> None:
+def _project_qkv(team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
     rows = len(step.tokens)
     matrix = image.matrices[MATRICES * layer + QKV]
     norm = image.norms[2 * layer].ctypes.data
@@ -171,9 +167,7 @@ def _add(source: Any, target: Any) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _rotate_and_store(
-    team: Any, layer: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, work: Any
-) -> None:
+def _rotate_and_store(team: Any, layer: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, work: Any) -> None:
     """Items are (row, head): queries rotate in place, keys and values go to the cache."""
     heads = shape.heads + 2 * shape.kv_heads
     item = next_item(team)
@@ -259,9 +253,7 @@ def _merge_heads(shape: Any, step: Any, work: Any, out: Any) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _project_out(
-    team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any
-) -> None:
+def _project_out(team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
     rows, inner = len(step.tokens), shape.heads * shape.dim
     matrix = image.matrices[MATRICES * layer + O]
     out = _records(scratch, rows, matrix)
@@ -285,9 +277,7 @@ def _multiply_and_add(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _gate_up(
-    team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any
-) -> None:
+def _gate_up(team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
     """Items are a panel of the gate and its neighbour of up, so that SwiGLU needs no pass of its own."""
     rows = len(step.tokens)
     matrix = image.matrices[MATRICES * layer + GATE_UP]
@@ -299,9 +289,7 @@ def _gate_up(
     while item < matrix[PANELS] // 2:
         for half in range(2):
             panel = image.panels[matrix[FIRST] + 2 * item + half]
-            multiply_panel(
-                panel[KIND], panel[ADDRESS], matrix[INNER], scratch, rows, words, up if half else gate
-            )
+            multiply_panel(panel[KIND], panel[ADDRESS], matrix[INNER], scratch, rows, words, up if half else gate)
         panel = image.panels[matrix[FIRST] + 2 * item]
         for row in range(rows):
             store_f32(gate + 64 * row, silu_mul(load_f32(gate + 64 * row), load_f32(up + 64 * row)))
@@ -310,9 +298,7 @@ def _gate_up(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _down(
-    team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any
-) -> None:
+def _down(team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
     rows = len(step.tokens)
     matrix = image.matrices[MATRICES * layer + DOWN]
     out = _records(scratch, rows, matrix)
@@ -345,4 +331,4 @@ def scratch_bytes(shape: Any, rows: int) -> int:
     """What one member needs for a step of ``rows`` rows."""
     inner = max(shape.hidden, shape.intermediate, shape.heads * shape.dim)
     records = rows * (int(record_bytes(inner)) + 128 + 4 * shape.heads * shape.dim)
-    return max(records, int(attend_scratch_bytes(shape.heads // shape.kv_heads, shape.dim))) + 4096
+    return int(max(records, attend_scratch_bytes(shape.heads // shape.kv_heads, shape.dim))) + 4096

@@ -1,8 +1,8 @@
 """Weights in panels: one format for both phases, made once at load from the file's own blocks.
 
 A panel holds 16 output rows of a matrix [out, in] over the whole inner dimension, with the rows as the lanes of a
-vector: a product needs no sum across lanes, and the same panel serves one row of activations and two thousand. Each kind
-below is the content of one block format, transposed without loss; ``step`` at the end of every panel is max |w| / 32512
+vector: a product needs no sum across lanes, and the same panel serves one row of activations and two thousand. A kind
+is the content of one block format, transposed without loss; ``step`` at the end of every panel is max |w| / 32512
 of each row, the unit in which the many-row kernels take the weights as 16-bit integers.
 
 | kind | inner elements together | bytes | holds |
@@ -94,16 +94,16 @@ class Blocks:
 
 def pack_blocks(blocks: Blocks) -> PanelMatrix:
     """Transpose a quantised matrix into panels; ``inner`` must be a multiple of 32."""
-    q, groups = _padded(blocks.q), blocks.d.shape[1]
-    panels, inner = len(q) // LANES, q.shape[1]
+    q: Bytes = _padded(blocks.q).view(np.uint8)
+    groups, inner, panels = blocks.d.shape[1], q.shape[1], len(q) // LANES
     if blocks.kind in (Kind.Q4, Kind.Q4_K):
         halves = q.reshape(panels, LANES, groups, 2, 16)
-        q, per_dword = (halves[..., 0, :] | halves[..., 1, :] << 4), 8
+        q, per_dword = (halves[..., 0, :] | halves[..., 1, :] << np.uint8(4)), 8
     else:
-        q, per_dword = q.view(np.uint8) ^ 0x80, 4
+        q, per_dword = q ^ np.uint8(0x80), 4
     dwords = np.ascontiguousarray(q).reshape(panels, LANES, -1).view(np.uint32)
-    dwords = dwords.reshape(panels, LANES, groups, inner // groups // per_dword).transpose(0, 2, 3, 1)
-    parts = [_bytes(dwords, panels, groups)]
+    by_lane = dwords.reshape(panels, LANES, groups, inner // groups // per_dword).transpose(0, 2, 3, 1)
+    parts = [_bytes(by_lane, panels, groups)]
     parts += [_bytes(_lanes(scale), panels, groups) for scale in (blocks.d, blocks.m) if scale is not None]
     body = np.concatenate(parts, axis=2).reshape(panels, -1)
     return PanelMatrix(blocks.kind, len(blocks.q), inner, _with_steps(body, blocks.largest()))

@@ -38,7 +38,7 @@ LOWEST = np.float32(-1e30)
 
 @njit(nogil=True, cache=True, inline="always")
 def part_bytes(group: Any, dim: Any) -> Any:
-    """One item's result: for each query head D weighted sums, the maximum and the sum of weights, padded to a vector."""
+    """One item's result: for each query head D weighted sums, the maximum and the sum of weights (a vector's room)."""
     return group * (dim + 16) * 4
 
 

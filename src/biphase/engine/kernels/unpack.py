@@ -1,8 +1,8 @@
 """Panels as 16-bit integers in two byte words: what the many-row product multiplies, and single rows as float32.
 
-``unpack_panel`` writes, for every 64 inner elements, two tiles of 1,024 bytes, upper words then lower words, both signed:
-w = step (256 upper + lower), each tile [16][16 rows of the matrix][4 inner elements]. That is the B operand of a tile
-product, and row by row of a vector dot product. Done once for hundreds of rows of activations.
+``unpack_panel`` writes, for every 64 inner elements, two tiles of 1,024 bytes, upper words then lower words, both
+signed: w = step (256 upper + lower), each tile [16][16 rows of the matrix][4 inner elements]. That is the B operand of
+a tile product, and row by row of a vector dot product. Done once for hundreds of rows of activations.
 """
 
 from typing import Any
@@ -66,7 +66,7 @@ def unpack_panel(kind: Any, panel: Any, inner: Any, out: Any) -> None:
         if get_f32(panel + panel_bytes(kind, inner) + 4 * lane) == 0:
             units = _without(units, lane)
     end = (inner + 63) // 64 * 16
-    if kind == Q4 or kind == Q4_K:
+    if kind in (Q4, Q4_K):
         done = _unpack_nibbles(kind == Q4_K, panel, inner // 32, units, out)
     elif kind == Q8:
         done = _unpack_bytes(panel, inner // 32, 8, 544, False, units, out)
@@ -180,7 +180,7 @@ def read_row(kind: Any, panel: Any, inner: Any, lane: Any, out: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _read(kind: Any, panel: Any, inner: Any, lane: Any, k: Any) -> Any:
-    if kind == Q4 or kind == Q4_K:
+    if kind in (Q4, Q4_K):
         at, i = panel + k // 32 * (320 if kind == Q4 else 384), k % 32
         byte = get_u8(at + (i % 16 // 4) * 64 + 4 * lane + i % 4)
         q = np.float32(byte >> 4 if i >= 16 else byte & 15)

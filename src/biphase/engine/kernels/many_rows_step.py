@@ -1,0 +1,401 @@
+"""A whole step of many rows as one compiled call: prefill, at the speed of arithmetic.
+
+A team walks all layers (``team``). Every operator is a phase whose items are taken from a counter: row tiles to
+quantise, groups of panels to unpack and multiply with all rows of a block, tiles of queries to attend. All but
+attention runs by blocks of 512 rows, so that what passes from one operator to the next stays in cache. The first rows
+of a step may be single rows of other sequences (decodes beside a chunk): they share every product and attend by
+``row_attention``.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+from biphase.engine.kernels.activations import rms_norm
+from biphase.engine.kernels.few_rows_step import (
+    _attend,
+    _embed,
+    _head,
+    rotate,
+    scratch_bytes,
+    store_key,
+    store_value,
+)
+from biphase.engine.kernels.flash import (
+    Chunk,
+    Heads,
+    Rows,
+    attend,
+    attention_items,
+    attention_scratch_bytes,
+    block_bytes,
+    convert_block,
+    converted_bytes,
+    key_blocks,
+)
+from biphase.engine.kernels.gemm import GEMM_SCRATCH, HEADER, TILES, Mode, Output, multiply_panels, unpacked_bytes
+from biphase.engine.kernels.image import (
+    ADDRESS,
+    COLUMN,
+    DOWN,
+    FIRST,
+    GATE_UP,
+    KIND,
+    MATRICES,
+    PANELS,
+    QKV,
+    VALID,
+    Floats,
+    O,
+    reserve,
+)
+from biphase.engine.kernels.row_attention import BLOCK, merge, part_bytes
+from biphase.engine.kernels.row_tiles import (
+    TILE_ROWS,
+    Quantized,
+    Source,
+    inner_blocks,
+    inner_groups,
+    quantize_tile,
+    row_scratch_bytes,
+)
+from biphase.engine.kernels.team import barrier, next_item
+from biphase.engine.kernels.tiles import TILE_BYTES, configure_tiles, release_tiles, whole_tiles
+from biphase.engine.kernels.unpack import panel_bytes, unpack_panel
+from biphase.engine.kernels.vectors import load_f32, put_f32, put_i64, store_f32
+
+Ints32 = NDArray[np.int32]
+Ints = NDArray[np.int64]
+
+ROW_BLOCK = 512
+"""Rows that pass through a layer's products together: a multiple of 32."""
+_GROUP_BYTES = 384 * 1024
+"""Unpacked panels that meet a block's rows together: they stay in a second-level cache beside those rows."""
+_MOST_HEAD_ROWS = 16
+
+
+class ManyRowsStep(NamedTuple):
+    """Rows of one step: the single rows first, then the rows of the chunks.
+
+    ``chunks`` [chunks, 3] are (first row, rows, past), their block tables the rows of ``chunk_tables``. ``tables``,
+    ``items`` and ``first_items`` are as in ``RowsStep``, for the single rows alone. ``sampled`` names rows for logits.
+    """
+
+    tokens: Ints32
+    positions: Ints32
+    slots: Ints
+    tables: Ints32
+    items: Ints32
+    first_items: Ints32
+    chunks: Ints
+    chunk_tables: Ints32
+    sampled: Ints32
+
+
+class ManyRowsWork(NamedTuple):
+    """Buffers: ``residual`` [rows, hidden], ``qkv`` [rows, ...], ``gated`` [512, intermediate], ``logits``; bytes.
+
+    ``tiles`` and ``scales`` hold one block's activations in integers, ``converted`` the keys and values of all chunks
+    for one layer, ``parts`` what ``row_attention`` merges, ``scratch`` [threads, ...] each member's own.
+    """
+
+    residual: Floats
+    qkv: Floats
+    gated: Floats
+    logits: Floats
+    tiles: NDArray[np.uint8]
+    scales: NDArray[np.uint8]
+    converted: NDArray[np.uint8]
+    parts: NDArray[np.uint8]
+    scratch: NDArray[np.uint8]
+    tile_config: NDArray[np.uint8]
+
+
+class _Member(NamedTuple):
+    """What every phase needs of its thread."""
+
+    team: int
+    threads: int
+    words: int
+    scratch: int
+
+
+class _Sampled(NamedTuple):
+    sampled: Ints32
+
+
+class _Logits(NamedTuple):
+    residual: Floats
+    logits: Floats
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def many_rows_step(
+    team: Any, threads: Any, words: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, work: Any
+) -> None:
+    """Run ``step``; logits of the sampled rows are in ``work.logits`` afterwards.
+
+    ``k`` and ``v`` are the whole caches [layers, blocks, G, D, 16] and [layers, blocks, G, 16, D], float16 as uint16.
+    """
+    for number in prange(threads):
+        member = _Member(team, threads, words, _address(work.scratch[number]))
+        _run_member(member, shape, image, k, v, step, work)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _address(array: Any) -> Any:
+    return np.int64(array.ctypes.data)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _run_member(member: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, work: Any) -> None:
+    if TILES:
+        configure_tiles(_address(work.tile_config))
+    _embed(member.team, shape, image, step, work)
+    barrier(member.team, member.threads)
+    for layer in range(shape.layers):
+        for begin in range(0, len(step.tokens), ROW_BLOCK):
+            _project_qkv(member, layer, begin, shape, image, work)
+            _rotate_and_store(member, layer, begin, shape, image, k[layer], v[layer], step, work)
+        _attend_all(member, shape, k[layer], v[layer], step, work)
+        for begin in range(0, len(step.tokens), ROW_BLOCK):
+            _project_out(member, layer, begin, shape, image, work)
+            _feed_forward(member, layer, begin, shape, image, work)
+    for begin in range(0, len(step.sampled), _MOST_HEAD_ROWS):
+        end = min(begin + _MOST_HEAD_ROWS, len(step.sampled))
+        rows = _Sampled(step.sampled[begin:end])
+        _head(
+            member.team,
+            member.words,
+            shape,
+            image,
+            rows,
+            _Logits(work.residual, work.logits[begin:end]),
+            member.scratch,
+        )
+        barrier(member.team, member.threads)
+    if TILES:
+        release_tiles()
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _rows_of(begin: Any, work: Any) -> Any:
+    return min(ROW_BLOCK, len(work.residual) - begin)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _quantize(member: Any, source: Any, rows: Any, inner: Any, work: Any) -> Any:
+    """A phase: a block's rows as integers."""
+    x = Quantized(_address(work.tiles), _address(work.scales), inner, member.words)
+    item = next_item(member.team)
+    while item * TILE_ROWS < rows:
+        quantize_tile(source, rows, item, x, member.scratch)
+        item = next_item(member.team)
+    barrier(member.team, member.threads)
+    return x
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _group_size(panels: Any, threads: Any, inner: Any) -> Any:
+    """Panels of an item: even, since gate and up come in pairs; three items a thread where there are enough."""
+    fits = _GROUP_BYTES // unpacked_bytes(inner)
+    shared = panels // (3 * threads)
+    return max(2, min(fits, shared) // 2 * 2)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _multiply(member: Any, x: Any, image: Any, number: Any, biases: Any, out: Any) -> None:
+    """A phase: all rows of a block with matrix ``number``."""
+    matrix, size = image.matrices[number], unpacked_bytes(x.inner)
+    group = _group_size(matrix[PANELS], member.threads, x.inner)
+    first = next_item(member.team) * group
+    while first < matrix[PANELS]:
+        count = min(group, matrix[PANELS] - first)
+        for p in range(count):
+            _unpack(image.panels[matrix[FIRST] + first + p], x.inner, biases, member.scratch + p * size)
+        tiles = (out.rows + TILE_ROWS - 1) // TILE_ROWS
+        multiply_panels(x, 0, tiles, member.scratch, count, out, member.scratch + group * size)
+        first = next_item(member.team) * group
+    barrier(member.team, member.threads)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _unpack(panel: Any, inner: Any, biases: Any, out: Any) -> None:
+    """A panel with its header, as ``gemm`` takes it."""
+    kind, address, column, valid = panel[KIND], panel[ADDRESS], panel[COLUMN], panel[VALID]
+    store_f32(out, load_f32(address + panel_bytes(kind, inner)))
+    for lane in range(16):
+        bias = biases[column + lane] if column + lane < len(biases) else np.float32(0)
+        put_f32(out + 64 + 4 * lane, bias)
+    put_i64(out + 128, column)
+    put_i64(out + 136, valid)
+    unpack_panel(kind, address, inner, out + HEADER)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _project_qkv(member: Any, layer: Any, begin: Any, shape: Any, image: Any, work: Any) -> None:
+    rows = _rows_of(begin, work)
+    source = Source(
+        _address(work.residual[begin]), work.residual.strides[0], _address(image.norms[2 * layer]), shape.eps
+    )
+    x = _quantize(member, source, rows, shape.hidden, work)
+    out = Output(int(Mode.STORE), _address(work.qkv[begin]), work.qkv.strides[0], rows)
+    biases = image.biases[layer] if len(image.biases) else image.norms[0][:0]
+    _multiply(member, x, image, MATRICES * layer + QKV, biases, out)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _rotate_and_store(
+    member: Any, layer: Any, begin: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, work: Any
+) -> None:
+    """A phase whose items are 16 rows: queries rotate in place, keys and values go to the cache."""
+    end = begin + _rows_of(begin, work)
+    first = begin + next_item(member.team) * TILE_ROWS
+    while first < end:
+        for row in range(first, min(first + TILE_ROWS, end)):
+            cos, sin = image.cos[step.positions[row]], image.sin[step.positions[row]]
+            block, offset = step.slots[row] // BLOCK, step.slots[row] % BLOCK
+            for head in range(shape.heads + shape.kv_heads):
+                x = work.qkv[row, head * shape.dim : (head + 1) * shape.dim]
+                if len(image.qk_norms):
+                    weight = image.qk_norms[layer, 0 if head < shape.heads else 1]
+                    rms_norm(_address(x), _address(weight), shape.dim, np.float32(shape.eps), _address(x))
+                rotate(x, cos, sin)
+                if head >= shape.heads:
+                    store_key(x, k[block, head - shape.heads], offset)
+            for head in range(shape.kv_heads):
+                at = (shape.heads + shape.kv_heads + head) * shape.dim
+                store_value(work.qkv[row, at : at + shape.dim], v[block, head], offset)
+        first = begin + next_item(member.team) * TILE_ROWS
+    barrier(member.team, member.threads)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _attend_all(member: Any, shape: Any, k: Any, v: Any, step: Any, work: Any) -> None:
+    """Phases: keys and values of the chunks in tiles; the chunks; the single rows; the merge of those."""
+    heads = Heads(shape.heads, shape.kv_heads, shape.dim, 0)
+    if len(step.chunks):
+        _convert(member, heads, k, v, step, work)
+        _attend_chunks(member, heads, step, work)
+    singles = len(step.first_items) - 1
+    if singles > 0:
+        _attend(member.team, shape, k, v, step, work, member.scratch)
+        barrier(member.team, member.threads)
+        item = next_item(member.team)
+        while item < singles * shape.heads:
+            _merge_head(item // shape.heads, item % shape.heads, shape, step, work)
+            item = next_item(member.team)
+        barrier(member.team, member.threads)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _chunk(step: Any, number: Any) -> Any:
+    begin, rows, past = step.chunks[number]
+    return Chunk(begin, rows, past, _address(step.chunk_tables[number]))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _convert(member: Any, heads: Any, k: Any, v: Any, step: Any, work: Any) -> None:
+    item, before, out = next_item(member.team), 0, _address(work.converted)
+    for number in range(len(step.chunks)):
+        chunk = _chunk(step, number)
+        blocks, size = key_blocks(chunk), block_bytes(heads.head_dim)
+        while item - before < heads.kv_heads * blocks:
+            local = item - before
+            head, block = local // blocks, local % blocks
+            convert_block(_address(k), _address(v), heads, chunk, head, block, out + local * size)
+            item = next_item(member.team)
+        before += heads.kv_heads * blocks
+        out += converted_bytes(chunk, heads)
+    barrier(member.team, member.threads)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _attend_chunks(member: Any, heads: Any, step: Any, work: Any) -> None:
+    """Results take the place of the queries: an item is the only one that reads its own."""
+    rows = Rows(_address(work.qkv), work.qkv.strides[0])
+    item, before, converted = next_item(member.team), 0, _address(work.converted)
+    for number in range(len(step.chunks)):
+        chunk = _chunk(step, number)
+        while item - before < attention_items(chunk, heads):
+            attend(rows, heads, chunk, item - before, converted, rows, member.scratch)
+            item = next_item(member.team)
+        before += attention_items(chunk, heads)
+        converted += converted_bytes(chunk, heads)
+    barrier(member.team, member.threads)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _merge_head(row: Any, head: Any, shape: Any, step: Any, work: Any) -> None:
+    """One head of a single row, in the place of its query."""
+    group = shape.heads // shape.kv_heads
+    size, width = part_bytes(group, shape.dim), 4 * (shape.dim + 16)
+    first, count = step.first_items[row], step.first_items[row + 1] - step.first_items[row]
+    part = _address(work.parts) + (first * shape.kv_heads + head // group) * size + head % group * width
+    merge(part, count, shape.kv_heads * size, shape.dim, _address(work.qkv[row, head * shape.dim :]))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _project_out(member: Any, layer: Any, begin: Any, shape: Any, image: Any, work: Any) -> None:
+    rows = _rows_of(begin, work)
+    source = Source(_address(work.qkv[begin]), work.qkv.strides[0], 0, 0.0)
+    x = _quantize(member, source, rows, shape.heads * shape.dim, work)
+    _add_product(member, x, image, MATRICES * layer + O, begin, rows, work)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _add_product(member: Any, x: Any, image: Any, number: Any, begin: Any, rows: Any, work: Any) -> None:
+    out = Output(int(Mode.ADD), _address(work.residual[begin]), work.residual.strides[0], rows)
+    _multiply(member, x, image, number, image.norms[0][:0], out)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _feed_forward(member: Any, layer: Any, begin: Any, shape: Any, image: Any, work: Any) -> None:
+    rows, norm = _rows_of(begin, work), _address(image.norms[2 * layer + 1])
+    source = Source(_address(work.residual[begin]), work.residual.strides[0], norm, shape.eps)
+    x = _quantize(member, source, rows, shape.hidden, work)
+    out = Output(int(Mode.GLU), _address(work.gated), work.gated.strides[0], rows)
+    _multiply(member, x, image, MATRICES * layer + GATE_UP, image.norms[0][:0], out)
+    gated = Source(_address(work.gated), work.gated.strides[0], 0, 0.0)
+    x = _quantize(member, gated, rows, shape.intermediate, work)
+    _add_product(member, x, image, MATRICES * layer + DOWN, begin, rows, work)
+
+
+def new_work(shape: Any, threads: int, words: int, rows: int, items: int, converted: int) -> ManyRowsWork:
+    """Buffers for steps of up to ``rows`` rows, ``items`` of single rows and ``converted`` bytes of chunks' keys."""
+    block = min(ROW_BLOCK, -(-rows // TILE_ROWS) * TILE_ROWS)
+    inner = max(shape.hidden, shape.intermediate, shape.heads * shape.dim)
+    tiles, blocks = block // TILE_ROWS, int(inner_blocks(inner))
+    part = int(part_bytes(shape.heads // shape.kv_heads, shape.dim)) * shape.kv_heads
+    return ManyRowsWork(
+        residual=_floats(rows, shape.hidden),
+        qkv=_floats(rows, (shape.heads + 2 * shape.kv_heads) * shape.dim),
+        gated=_floats(block, shape.intermediate),
+        logits=np.zeros((0, shape.vocab), dtype=np.float32),
+        tiles=reserve(tiles * int(inner_groups(inner)) * words * TILE_BYTES),
+        scales=reserve(tiles * blocks * TILE_ROWS * 4),
+        converted=reserve(max(converted, 1)),
+        parts=reserve(max(items * part, 1)),
+        scratch=_rows_of_bytes(threads, _scratch_bytes(shape, threads, inner)),
+        tile_config=whole_tiles(),
+    )
+
+
+def _floats(rows: int, columns: int) -> Floats:
+    """[rows, columns], one cache line further apart than a power of two, where all rows would meet in one set."""
+    buffer = reserve(rows * (columns // 16 + 2) * 64).view(np.float32)
+    return buffer.reshape(rows, -1)[:, :columns]
+
+
+def _rows_of_bytes(rows: int, size: int) -> NDArray[np.uint8]:
+    return reserve(rows * -(-size // 4096) * 4096).reshape(rows, -1)
+
+
+def _scratch_bytes(shape: Any, threads: int, inner: int) -> int:
+    size = int(unpacked_bytes(inner))
+    products = max(_GROUP_BYTES, 2 * size) + GEMM_SCRATCH
+    heads = Heads(shape.heads, shape.kv_heads, shape.dim, 0)
+    singles = scratch_bytes(shape, _MOST_HEAD_ROWS)
+    return max(products, int(attention_scratch_bytes(heads)), singles, int(row_scratch_bytes(inner)))
