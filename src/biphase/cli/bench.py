@@ -51,6 +51,7 @@ def bench(
     header: common.Header = None,
     ca: common.Ca = None,
     timeout: common.Timeout = 300.0,
+    tokenizer: common.Tokenizer = None,
     dtype: common.Dtype = None,
     random_weights: common.RandomWeights = False,
 ) -> None:
@@ -79,12 +80,14 @@ def bench(
     access = common.make_access(api_key, header or [], timeout, ca)
     engine_options = [*(["--dtype", dtype] if dtype else []), *(["--random-weights"] if random_weights else [])]
     url = _address(url, engine_options)
+    if tokenizer is not None and workers:
+        raise BadInput("--tokenizer counts in this process alone: leave --workers away")
     for path in (json, html, records):
         check_writable(path)
     with one_interrupt() as exit_status:
         try:
             with ExitStack() as stack:
-                result = _run(stack, url, model, plan, access, engine_options, records)
+                result = _run(stack, url, model, plan, access, engine_options, records, tokenizer)
             _report(result, json, html)
         except KeyboardInterrupt:
             raise typer.Exit(exit_status()) from None
@@ -110,15 +113,19 @@ def _run(
     access: "Access",
     engine_options: list[str],
     records: Path | None,
+    tokenizer: str | None,
 ) -> "BenchResult":
     """Load ``url``, or the built-in engine, which ends with the stack."""
     from msgspec.structs import replace
 
+    from biphase.cli.local_tokenizer import load_tokenizer
     from biphase.client import clock
     from biphase.client.record import open_records
+    from biphase.client.tokenize import LocalTokenizer
     from biphase.experiments.bench import measure
     from biphase.report.progress import display
 
+    local = LocalTokenizer(load_tokenizer(tokenizer)) if tokenizer else None
     keep: Keep = stack.enter_context(open_records(records)) if records else lambda record: None
     shown = stack.enter_context(display())
     engine = None
@@ -129,7 +136,7 @@ def _run(
         url = found_server(access, shown)
     shown.status(f"asking {url} what it serves")
     command = common.shown_command()
-    result = clock.run(measure(url, model, access, plan, keep, shown.step, __version__, command))
+    result = clock.run(measure(url, model, access, plan, keep, shown.step, __version__, command, local))
     death = engine.death() if engine and result.profile.error else None
     return replace(result, profile=replace(result.profile, error=death)) if death else result
 

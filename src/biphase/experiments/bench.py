@@ -30,6 +30,7 @@ from biphase.client.negotiation import Target, open_target
 from biphase.client.openai import Call, request
 from biphase.client.record import Keep, Record, RunFacts
 from biphase.client.scrape import scrape
+from biphase.client.tokenize import LocalTokenizer
 from biphase.client.traffic import CallMaker, Fitter, Load
 from biphase.client.workers import SendCall, worker_pool
 from biphase.client.workloads import Workload, describe
@@ -75,13 +76,14 @@ async def measure(
     progress: Progress,
     version: str,
     command: Sequence[str] = (),
+    tokenizer: LocalTokenizer | None = None,
 ) -> BenchResult:
     """Run the load against the server at ``url``; every record, and the facts of the run, go to ``keep`` as they come.
 
     Raises ``RunFailed`` or ``BadInput`` when the server cannot be asked or no request was due after the warm-up. A run
     that breaks off later, or is interrupted, gives what was measured until then, with ``error`` set.
     """
-    async with open_target(url, model, access) as target, _sender(target, plan.workers, access) as send:
+    async with open_target(url, model, access, tokenizer) as target, _sender(target, plan.workers, access) as send:
         before = await scrape(target.session, target.api)
         mean_output = round(describe(plan.workload).mean_output_tokens)
         facts = run_facts(target, mean_output, 1, version, command, before)
