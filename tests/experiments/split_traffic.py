@@ -50,7 +50,7 @@ def watched_traffic(
     url: str, shapes: Sequence[tuple[int, int]], concurrency: int, access: Access | None = None
 ) -> tuple[SplitResult, list[Record]]:
     """The split of a window that holds exactly this traffic, and the client's records of it."""
-    return clock.run(_watched(url, shapes, concurrency, access or Access(timeout_s=60)))
+    return clock.run(_watched(url, shapes, concurrency, access or Access(timeout_s=300)))
 
 
 def client_seconds(records: Sequence[Record]) -> tuple[float, float]:

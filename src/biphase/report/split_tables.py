@@ -118,7 +118,7 @@ def _requests(found: Split) -> Iterator[str]:
     if parts:
         yield f"requests: {'; '.join(parts)}"
     if found.queue_s is not None:
-        yield f"queue: {seconds(found.queue_s.value)} request-seconds before prefill, in neither phase"
+        yield f"before prefill: {seconds(found.queue_s.value)} request-seconds in the queue, in neither phase"
 
 
 def _gauge(name: str, gauge: Gauge) -> str:
