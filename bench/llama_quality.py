@@ -76,21 +76,28 @@ def golden(url: str, line: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"likeliest": [], "first": []}
     for case in line["cases"]:
         prompt, output = case["prompt"], case["output"]
-        answers = [next_token(ask(url, [*prompt, *output[:n]])) for n in range(len(output))]
-        found["likeliest"].append([top[0][0] for top in answers])
-        found["first"].append(answers[0])
+        answers = [ask(url, [*prompt, *output[:n]]) for n in range(len(output))]
+        found["likeliest"].append([chosen(answer) for answer in answers])
+        found["first"].append(candidates(answers[0]))
     return found
 
 
 def ask(url: str, prompt: Sequence[int]) -> dict[str, Any]:
     """One greedy token after ``prompt``, with the likeliest candidates."""
-    body = {"prompt": list(prompt), "n_predict": 1, "temperature": 0.0, "n_probs": TOP, "cache_prompt": True}
+    greedy = {"n_predict": 1, "temperature": 0.0, "cache_prompt": True}
+    body = {"prompt": list(prompt), **greedy, "n_probs": TOP, "return_tokens": True}
     call = urllib.request.Request(f"{url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(call, timeout=START_LIMIT_S) as reply:
         return dict(json.load(reply))
 
 
-def next_token(answer: dict[str, Any]) -> list[tuple[int, float]]:
+def chosen(answer: dict[str, Any]) -> int:
+    """The greedy token; a piece of a character has no entry among the probabilities."""
+    (token,) = answer["tokens"]
+    return int(token)
+
+
+def candidates(answer: dict[str, Any]) -> list[tuple[int, float]]:
     """(token, log-probability) of the candidates, likeliest first."""
     (place,) = answer["completion_probabilities"]
     pairs = [(int(top["id"]), float(top["logprob"])) for top in place["top_logprobs"]]

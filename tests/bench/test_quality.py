@@ -16,7 +16,7 @@ from biphase.engine.options import EngineOptions
 from biphase.errors import BadInput, RunFailed
 from biphase.models import locate
 from engine_worker import options
-from llama_quality import next_token, read_saved
+from llama_quality import candidates, chosen, read_saved
 from quality import (
     Answers,
     agreement,
@@ -69,10 +69,15 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 
 def test_candidates_of_a_real_answer() -> None:
     """llama-server (xllamacpp 2026.10.11549) on the first golden prompt; the eight best of 64 candidates are kept."""
-    found = next_token(json.loads((DATA / "llama_completion.json").read_text()))
+    found = candidates(json.loads((DATA / "llama_completion.json").read_text()))
     assert [token for token, _ in found[:3]] == [7042, 260, 4528]
     assert found[0][1] == pytest.approx(-0.2589, abs=1e-4)
     assert len(found) == 8
+
+
+def test_a_piece_of_a_character_is_chosen_without_probabilities() -> None:
+    """As the same server answered on a tiny model whose likeliest token was one byte of UTF-8."""
+    assert chosen({"content": "\ufffd", "tokens": [238], "stop_type": "limit"}) == 238
 
 
 @pytest.fixture(scope="module")
