@@ -16,6 +16,9 @@ from biphase.server.errors import refuse, shown
 Neutral = dict[str, tuple[Any, ...]]
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+_WRONG_TYPE = re.compile(r"Expected `(?P<expected>.*?)`, got `(?P<got>.*?)`")
+_JSON_NAMES = {"int": "an integer", "float": "a number", "str": "a string", "bool": "true or false"}
+_JSON_NAMES |= {"array": "a list", "object": "an object", "null": "null"}
 _AT_PATH = re.compile(r"(?P<what>.*) - at `\$\.?(?P<path>.*)`", re.DOTALL)
 
 
@@ -188,8 +191,15 @@ def _refuse_field(problem: str) -> None:
     if unknown:
         name = ".".join(part for part in (unknown["path"], unknown["name"]) if part)
         refuse(f"the field {shown(name)} is not supported by this server", name[:200], "unsupported_field")
+    problem = _WRONG_TYPE.sub(_in_json_s_words, problem)
     at = _AT_PATH.fullmatch(problem)
     refuse(f"{at['path']}: {at['what']}" if at else problem, at["path"] if at else None)
+
+
+def _in_json_s_words(wrong: re.Match[str]) -> str:
+    """msgspec names Python's types."""
+    expected = [_JSON_NAMES.get(name, name) for name in wrong["expected"].split(" | ")]
+    return f"expected {' or '.join(expected)}, got {_JSON_NAMES.get(wrong['got'], wrong['got'])}"
 
 
 def refuse_unsupported(body: Struct, neutral: Neutral, where: str = "") -> None:

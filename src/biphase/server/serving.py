@@ -83,6 +83,13 @@ class Started:
     url: str
     model: ServedModel
     ready: Ready
+    max_num_seqs: int
+
+    @property
+    def pool_is_all(self) -> bool:
+        """Whether the KV pool holds as many requests of full length as may run; a larger one would stay unused."""
+        blocks = -(-self.ready.max_model_len // self.ready.block_size)
+        return self.ready.num_blocks == blocks * self.max_num_seqs
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -175,7 +182,8 @@ async def _serve_http(
     server = _Server(_uvicorn_config(service))
     serving = asyncio.create_task(server.serve([settings.sock]))
     await asyncio.wait((server.listening, serving), return_when=asyncio.FIRST_COMPLETED)
-    announce(Started(url_of(settings.sock), service.model, service.engine.ready.result()))
+    ready, most = service.engine.ready.result(), settings.engine_options.max_num_seqs
+    announce(Started(url_of(settings.sock), service.model, ready, most))
     await asyncio.wait((stop.first, service.engine.died, serving), return_when=asyncio.FIRST_COMPLETED)
     if stop.first.done() and stop.first.result() is Ending.TERMINATE:
         await _drain(service.engine, stop, settings.drain_timeout)
