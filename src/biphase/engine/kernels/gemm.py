@@ -73,6 +73,9 @@ class Mode(IntEnum):
     GLU = 2
 
 
+STORE, ADD, GLU = (int(mode) for mode in Mode)
+
+
 class Output(NamedTuple):
     """Where products go: float32 rows at ``address``, ``stride`` bytes apart, of which ``rows`` exist."""
 
@@ -103,7 +106,7 @@ def multiply_panels(x: Any, first: Any, tiles: Any, panels: Any, count: Any, out
             panel, odd = panels + p * size, p % 2
             values = scratch + _PANEL + odd * 2 * TILE_BYTES
             _multiply_panel(x, tile, present, panel, values, scratch + _PRODUCTS)
-            if out.mode == Mode.GLU:
+            if out.mode == GLU:
                 if odd:
                     _silu_multiply(scratch + _PANEL, rows)
                     _store_rows(scratch + _PANEL, tile * TILE_ROWS, rows, panel - size, out)
@@ -158,12 +161,12 @@ def _store_rows(values: Any, row: Any, rows: Any, panel: Any, out: Any) -> None:
     for i in range(rows):
         value = load_f32(values + 64 * i) + bias
         if valid == TILE_ROWS:
-            if out.mode == Mode.ADD:
+            if out.mode == ADD:
                 value = value + load_f32(target)
             store_f32(target, value)
         else:
             store_f32(values + 64 * i, value)
-            _store_few(values + 64 * i, target, valid, out.mode == Mode.ADD)
+            _store_few(values + 64 * i, target, valid, out.mode == ADD)
         target += out.stride
 
 

@@ -35,7 +35,17 @@ from biphase.engine.kernels.flash import (
     converted_bytes,
     key_blocks,
 )
-from biphase.engine.kernels.gemm import GEMM_SCRATCH, HEADER, TILES, Mode, Output, multiply_panels, unpacked_bytes
+from biphase.engine.kernels.gemm import (
+    ADD,
+    GEMM_SCRATCH,
+    GLU,
+    HEADER,
+    STORE,
+    TILES,
+    Output,
+    multiply_panels,
+    unpacked_bytes,
+)
 from biphase.engine.kernels.image import (
     ADDRESS,
     COLUMN,
@@ -241,7 +251,7 @@ def _project_qkv(member: Any, layer: Any, begin: Any, shape: Any, image: Any, wo
         _address(work.residual[begin]), work.residual.strides[0], _address(image.norms[2 * layer]), shape.eps
     )
     x = _quantize(member, source, rows, shape.hidden, work)
-    out = Output(int(Mode.STORE), _address(work.qkv[begin]), work.qkv.strides[0], rows)
+    out = Output(STORE, _address(work.qkv[begin]), work.qkv.strides[0], rows)
     biases = image.biases[layer] if len(image.biases) else image.norms[0][:0]
     _multiply(member, x, image, MATRICES * layer + QKV, biases, out)
 
@@ -347,7 +357,7 @@ def _project_out(member: Any, layer: Any, begin: Any, shape: Any, image: Any, wo
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _add_product(member: Any, x: Any, image: Any, number: Any, begin: Any, rows: Any, work: Any) -> None:
-    out = Output(int(Mode.ADD), _address(work.residual[begin]), work.residual.strides[0], rows)
+    out = Output(ADD, _address(work.residual[begin]), work.residual.strides[0], rows)
     _multiply(member, x, image, number, image.norms[0][:0], out)
 
 
@@ -356,7 +366,7 @@ def _feed_forward(member: Any, layer: Any, begin: Any, shape: Any, image: Any, w
     rows, norm = _rows_of(begin, work), _address(image.norms[2 * layer + 1])
     source = Source(_address(work.residual[begin]), work.residual.strides[0], norm, shape.eps)
     x = _quantize(member, source, rows, shape.hidden, work)
-    out = Output(int(Mode.GLU), _address(work.gated), work.gated.strides[0], rows)
+    out = Output(GLU, _address(work.gated), work.gated.strides[0], rows)
     _multiply(member, x, image, MATRICES * layer + GATE_UP, image.norms[0][:0], out)
     gated = Source(_address(work.gated), work.gated.strides[0], 0, 0.0)
     x = _quantize(member, gated, rows, shape.intermediate, work)
