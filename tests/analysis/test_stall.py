@@ -50,8 +50,8 @@ def test_streams_that_decode_when_it_comes_and_that_outlast_it() -> None:
 
 
 def test_the_most_streams_at_once() -> None:
-    """0 to 2, 1 to 3, 2.5 to 4 s: two overlap, never three."""
-    spans = [(0.0, 2.0), (1.0, 3.0), (2.5, 4.0)]
+    """0 to 2, 0.5 to 3, 2.9 to 4 s: the first two overlap; the last begins when the second is all but done."""
+    spans = [(0.0, 2.0), (0.5, 3.0), (2.9, 4.0)]
     assert stall.at_once([record("r", 0.0, span, 8) for span in spans]) == 2
     assert stall.at_once([]) == 0
 

@@ -144,18 +144,35 @@ def test_limits_in_refusals(message: str, limit: int | None) -> None:
 
 
 def test_one_slot_is_said() -> None:
-    with slot_server(slots=1, first_s=0.01, gap_s=0.004) as url:
-        found = stall(url, StallPlan(2, 200, 1))
-    assert found.error is None
-    assert "one-slot" in named(found)
-    assert found.victims == 1
+    """Streams follow each other; a thread that wakes late makes neighbours seem to overlap."""
+
+    def check() -> None:
+        with slot_server(slots=1, first_s=0.01, gap_s=0.004) as url:
+            found = stall(url, StallPlan(2, 200, 1))
+        assert found.error is None
+        assert "one-slot" in named(found)
+        assert found.victims == 1
+
+    holds_when_undisturbed(check)
 
 
 def test_fewer_slots_than_streams_leave_one_for_the_prompt() -> None:
-    with slot_server(slots=3, first_s=0.01, gap_s=0.004) as url:
-        found = stall(url, StallPlan(6, 200, 1))
-    assert "few-slots" in named(found)
-    assert (found.asked_victims, found.victims) == (6, 2)
+    def check() -> None:
+        with slot_server(slots=3, first_s=0.01, gap_s=0.004) as url:
+            found = stall(url, StallPlan(6, 200, 1))
+        assert "few-slots" in named(found)
+        assert (found.asked_victims, found.victims) == (6, 2)
+
+    holds_when_undisturbed(check)
+
+
+def test_answers_that_end_early_are_no_lack_of_slots() -> None:
+    """The model stops after 2 tokens, before the next stream begins: that is its own end."""
+    with scripted(**QUICK, usage="continuous", stop_after=2) as url:
+        found = stall(url, StallPlan(3, 100, 1))
+    assert "few-slots" not in named(found)
+    assert "one-slot" not in named(found)
+    assert "early-eos" in named(found)
 
 
 def test_a_server_that_dies_keeps_what_was_measured() -> None:

@@ -73,7 +73,7 @@ def llama_cpp(n_batch: int) -> Iterator[str]:
 def test_the_batch_size_of_llama_cpp() -> None:
     pytest.importorskip("xllamacpp", reason="the wheel xllamacpp is for x86-64 Linux")
     with llama_cpp(64) as url:
-        check(url, StallPlan(victims=2, prompt=300, repeats=1), 64)
+        check(url, StallPlan(victims=2, prompt=220, repeats=1), 64)
 
 
 @pytest.mark.vllm

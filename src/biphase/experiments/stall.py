@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from biphase.analysis.chunk_size import Chunking, next_probe
-from biphase.analysis.latency import e2e, spread, tpot, ttft
+from biphase.analysis.latency import spread, tpot, ttft
 from biphase.analysis.stall import Attack, at_once, gaps_during, outlasted, quiet_median_s
 from biphase.analysis.stall_result import Asked, ServerStall, StallRecords, StallResult, analyse_stall, recover_chunks
 from biphase.client.endpoint import Access
@@ -193,10 +193,10 @@ class Stall:
             self._victims = max(1, together - 1)
 
     def _queued(self) -> bool:
-        """Whether some stream began only when another had ended, though all were sent at once."""
-        firsts = [seconds for r in self.records.quiet if (seconds := ttft(r)) is not None]
-        ends = [seconds for r in self.records.quiet if (seconds := e2e(r)) is not None]
-        return bool(firsts) and max(firsts) >= min(ends)
+        """Whether some stream began only when another had made all its tokens, though all were sent at once."""
+        whole = [r for r in self.records.quiet if (r.completion_tokens or 0) >= QUIET_TOKENS]
+        last_begun = max(r.token_chunks[0].t for r in self.records.quiet)
+        return bool(whole) and last_begun >= min(r.token_chunks[-1].t for r in whole)
 
     def _pace_s(self) -> float:
         """Seconds a token of the streams; from the last attack where there is one."""
