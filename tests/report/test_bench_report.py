@@ -113,8 +113,11 @@ class _Page(HTMLParser):
         self.headings: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in ("meta", "link", "line", "rect", "path", "circle", "br"):
+        if tag not in ("meta", "link"):
             self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass  # closes itself
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag

@@ -60,23 +60,10 @@ def bench(
 
     traffic = find_workload(workload)
     loads = options.make_loads(traffic, rate, concurrency, trace_speed, arrivals, burstiness)
-    plan = options.make_plan(
-        traffic,
-        loads,
-        options.make_slo(slo, slo_share, search),
-        duration=duration,
-        requests=requests,
-        warmup=warmup,
-        drain=drain,
-        search=search,
-        precision=precision,
-        repeats=repeats,
-        too_long=too_long,
-        workers=workers,
-        price_per_hour=price_per_hour,
-        laws=laws,
-        seed=seed,
-    )
+    times = options.Times(duration, warmup, drain)
+    counts = options.Counts(requests, repeats, workers, seed)
+    finding = options.Finding(options.make_slo(slo, slo_share, search), search, precision)
+    plan = options.make_plan(traffic, loads, times, counts, finding, too_long == "clip", price_per_hour, laws)
     access = common.make_access(api_key, header or [], timeout, ca)
     engine_options = [*(["--dtype", dtype] if dtype else []), *(["--random-weights"] if random_weights else [])]
     url = _address(url, engine_options)

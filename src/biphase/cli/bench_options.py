@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -177,50 +178,90 @@ def make_slo(text: str | None, share: str, search: bool) -> "Slo | None":
     return parse_slo(text, part) if text is not None else None
 
 
+@dataclass(frozen=True)
+class Times:
+    """Seconds: in which requests are due, left out of them, waited for afterwards."""
+
+    duration: float
+    warmup: float | None
+    drain: float
+
+    def check(self) -> None:
+        """``BadInput`` names the option that is out of range."""
+        if not (math.isfinite(self.duration) and self.duration > 0):
+            raise BadInput(f"--duration {self.duration:g}: expected seconds, more than 0")
+        if self.warmup is not None and not 0 <= self.warmup < self.duration:
+            raise BadInput(
+                f"--warmup {self.warmup:g}: expected seconds, 0 or more and less than --duration ({self.duration:g})"
+            )
+        if not (math.isfinite(self.drain) and self.drain >= 0):
+            raise BadInput(f"--drain {self.drain:g}: expected seconds, 0 or more")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Most requests of a level, runs of a level in a search, client processes, the seed of the arrivals."""
+
+    requests: int | None
+    repeats: int
+    workers: int
+    seed: int | None
+
+    def check(self) -> None:
+        """``BadInput`` names the option that is out of range."""
+        if self.requests is not None and self.requests < 1:
+            raise BadInput(f"--requests {self.requests}: expected 1 or more")
+        if not 1 <= self.repeats <= 99 or self.repeats % 2 == 0:
+            raise BadInput(f"--repeats {self.repeats}: expected an odd number, 1 to 99, so that a majority decides")
+        if not 0 <= self.workers <= MOST_WORKERS:
+            raise BadInput(f"--workers {self.workers}: expected 0 to {MOST_WORKERS}")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The limits, whether to look for the highest load that keeps them, and how near."""
+
+    slo: "Slo | None"
+    search: bool
+    precision: str
+
+
 def make_plan(
     workload: "Workload",
     loads: "Sequence[Load]",
-    slo: "Slo | None",
-    *,
-    duration: float,
-    requests: int | None,
-    warmup: float | None,
-    drain: float,
-    search: bool,
-    precision: str,
-    repeats: int,
-    too_long: str,
-    workers: int,
-    price_per_hour: float | None,
+    times: Times,
+    counts: Counts,
+    finding: Finding,
+    clip: bool,
+    per_hour: float | None,
     laws: Path | None,
-    seed: int | None,
 ) -> "BenchPlan":
     """What to run; ``BadInput`` names the option that is out of range."""
     from biphase.experiments.bench import BenchPlan
     from biphase.experiments.load_run import Timing
 
-    _check_times(duration, warmup, drain)
-    _check_counts(requests, repeats, workers)
-    if search and (len(loads) > 1 or not loads[0].open):
+    times.check()
+    counts.check()
+    if finding.search and (len(loads) > 1 or not loads[0].open):
         raise BadInput("--search begins at one --rate or --trace-speed and finds the others itself")
-    if price_per_hour is not None and not (math.isfinite(price_per_hour) and price_per_hour > 0):
-        raise BadInput(f"--price-per-hour {price_per_hour:g}: expected an amount more than 0")
-    if laws is not None and price_per_hour is None:
+    if per_hour is not None and not (math.isfinite(per_hour) and per_hour > 0):
+        raise BadInput(f"--price-per-hour {per_hour:g}: expected an amount more than 0")
+    if laws is not None and per_hour is None:
         raise BadInput("--laws models a price: add --price-per-hour")
     return BenchPlan(
         workload=workload,
         loads=tuple(loads),
-        timing=Timing(duration, drain, requests),
-        slo=slo,
-        search=search,
-        precision=percent("--precision", precision),
-        repeats=repeats,
-        warmup_s=warmup,
-        clip=too_long == "clip",
-        workers=workers,
-        per_hour=price_per_hour,
+        timing=Timing(times.duration, times.drain, counts.requests),
+        slo=finding.slo,
+        search=finding.search,
+        precision=percent("--precision", finding.precision),
+        repeats=counts.repeats,
+        warmup_s=times.warmup,
+        clip=clip,
+        workers=counts.workers,
+        per_hour=per_hour,
         laws=_laws(laws),
-        seed=seed,
+        seed=counts.seed,
     )
 
 
@@ -231,21 +272,3 @@ def _laws(path: Path | None) -> "Laws":
 
     found = read_laws(path)
     return found.prefill_law, found.decode_law
-
-
-def _check_times(duration: float, warmup: float | None, drain: float) -> None:
-    if not (math.isfinite(duration) and duration > 0):
-        raise BadInput(f"--duration {duration:g}: expected seconds, more than 0")
-    if warmup is not None and not 0 <= warmup < duration:
-        raise BadInput(f"--warmup {warmup:g}: expected seconds, 0 or more and less than --duration ({duration:g})")
-    if not (math.isfinite(drain) and drain >= 0):
-        raise BadInput(f"--drain {drain:g}: expected seconds, 0 or more")
-
-
-def _check_counts(requests: int | None, repeats: int, workers: int) -> None:
-    if requests is not None and requests < 1:
-        raise BadInput(f"--requests {requests}: expected 1 or more")
-    if not 1 <= repeats <= 99 or repeats % 2 == 0:
-        raise BadInput(f"--repeats {repeats}: expected an odd number, 1 to 99, so that a majority decides")
-    if not 0 <= workers <= MOST_WORKERS:
-        raise BadInput(f"--workers {workers}: expected 0 to {MOST_WORKERS}")

@@ -22,7 +22,7 @@ from biphase.analysis.bench_verdicts import run_verdicts
 from biphase.analysis.goodput import REFUSED_STATUS
 from biphase.analysis.laws import DecodeLaw, PrefillLaw
 from biphase.analysis.price import phase_time
-from biphase.analysis.saturation import SaturationResult, Search, judge
+from biphase.analysis.saturation import Search, judge
 from biphase.analysis.slo import Slo
 from biphase.analysis.verdicts import Verdict
 from biphase.client.endpoint import Access
@@ -241,8 +241,3 @@ class BenchRun:
     def _verdicts(self, facts: RunFacts) -> list[Verdict]:
         own = sum(record.completion_tokens or 0 for record in self.counted)
         return list(run_verdicts(self.fitter.fitted, self.runner.sent, facts.foreign_tokens, own, facts.busy_before))
-
-
-def impossible(found: SaturationResult | None) -> bool:
-    """Whether a search ended without a level that keeps the SLO."""
-    return found is not None and found.highest is None
