@@ -15,6 +15,7 @@ from biphase.experiments.split import INTERRUPTED, Origin, SplitPlan, SplitResul
 from tests.analysis.engine_pages import PAGES
 from tests.analysis.exposition import texts
 from tests.metrics_server import Answer, Answers, metrics_server, pages
+from tests.timing import holds_when_undisturbed
 
 BEFORE, AFTER = texts("python", PAGES["vllm new"].metrics)
 ORIGIN = Origin("0", "biphase split")
@@ -33,6 +34,20 @@ def run(answers: Answers, plan: SplitPlan = PLAN, keep: KeepScrape = keep_nothin
             measure(url, Access(timeout_s=5), plan, ORIGIN, keep, lambda watch: seen.append(len(watch.scrapes)))
         )
     return result, seen
+
+
+def after(looks: int, answers: Answers) -> SplitResult:
+    """The result of a watch that is ended after so many looks, and its last one, however slow the machine is."""
+    left = iter(range(looks))
+
+    def show(watch: Watch) -> None:
+        if next(left, None) is None:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+
+    with metrics_server(answers) as url:
+        return clock.run(measure(url, Access(timeout_s=5), SplitPlan(None, 0.02), ORIGIN, keep_nothing, show))
 
 
 def names(result: SplitResult) -> set[str]:
@@ -63,9 +78,12 @@ def steps(result: SplitResult) -> list[float]:
 
 
 def test_looks_come_at_even_intervals_and_at_the_end() -> None:
-    result, seen = run(pages(BEFORE, AFTER), SplitPlan(0.5, 0.2))
-    assert 3 <= len(seen) <= 4  # at 0, 0.2, 0.4, 0.5; a machine that is late may lose one
-    assert result.split.timeline[-1].at_s == result.split.window_s
+    def check() -> None:
+        result, seen = run(pages(BEFORE, AFTER), SplitPlan(0.5, 0.2))
+        assert len(seen) == 4  # at 0, 0.2, 0.4 and 0.5 s
+        assert steps(result) == pytest.approx([0.2, 0.2, 0.1], abs=0.05)
+
+    holds_when_undisturbed(check)
 
 
 def test_a_window_without_traffic_is_a_clear_result() -> None:
@@ -79,23 +97,23 @@ def test_a_window_without_traffic_is_a_clear_result() -> None:
 
 def test_a_restart_in_between_starts_the_window_anew() -> None:
     again = BEFORE.replace("process_start_time_seconds 1700000000.0", "process_start_time_seconds 1700000500.0")
-    result, _ = run(pages(AFTER, again, again, again, again))
+    result = after(3, pages(AFTER, again))
     assert names(result) == {"restart", "no-traffic"}
-    assert result.split.scrapes == 4
+    assert result.split.scrapes == 4  # three looks and the last one
 
 
 def test_silence_in_between_is_told_and_survived() -> None:
-    result, _ = run(pages(BEFORE, Answer("", 0), Answer("busy", 503), AFTER))
+    busy = Answer("busy", 503)
+    result = after(3, pages(BEFORE, busy, busy, AFTER))
     assert result.error is None
-    assert "unanswered" in names(result)
-    sentence = next(verdict.sentence for verdict in result.verdicts if verdict.name == "unanswered")
-    assert sentence == "2 scrapes got no answer (HTTP 503)"
+    sentences = [verdict.sentence for verdict in result.verdicts if verdict.name == "unanswered"]
+    assert sentences == ["2 scrapes got no answer (HTTP 503)"]
     assert result.split.finished is not None
     assert result.split.finished.value == 8
 
 
 def test_a_server_that_is_gone_at_the_end_leaves_what_there_was() -> None:
-    result, _ = run(pages(BEFORE, AFTER, Answer("", 0)))
+    result = after(3, pages(BEFORE, AFTER, Answer("", 0)))
     assert result.error is not None
     assert "closed the connection" in result.error
     assert result.split.finished is not None
@@ -227,6 +245,6 @@ def in_turn(*answers: str) -> Callable[[str, Mapping[str, str]], Answer]:
 def test_a_load_balancer_is_told_from_restarts() -> None:
     other = BEFORE.replace("process_start_time_seconds 1700000000.0", "process_start_time_seconds 1700000500.0")
     with pytest.raises(RunFailed, match="no two scrapes of one process"):
-        run(in_turn(BEFORE, other))
-    result, _ = run(in_turn(BEFORE, BEFORE, other, other))
+        after(4, in_turn(BEFORE, other))
+    result = after(6, in_turn(BEFORE, BEFORE, other, other))
     assert "several-servers" in names(result)
