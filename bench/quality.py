@@ -64,6 +64,8 @@ def main() -> None:
         run(asked)
     except BiphaseError as error:
         raise SystemExit(f"bench/quality.py: {error}") from error
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -91,18 +93,24 @@ def run(asked: argparse.Namespace) -> None:
     for name, command in commands(asked, model).items():
         console.print(name, style="dim")
         answers[name] = ask_worker(name, command, questions)
+        save(asked.json, answers, questions)
     if (asked.llama / "llama-perplexity").is_file():
         console.print("llama.cpp Q4_1", style="dim")
         answers["llama.cpp Q4_1"] = ask_llama(asked, model, questions)
     else:
         console.print(f"left out: llama.cpp: no llama-perplexity in {asked.llama}: {HOW['llama.cpp']}", style="yellow")
-    result = describe(answers, questions)
-    text = markdown(result)
+    text = markdown(save(asked.json, answers, questions))
     Console(width=140).print(Markdown(text))
-    if asked.json:
-        write_output(asked.json, json.dumps(result, indent=1) + "\n")
     if asked.into:
         insert(asked.into, "quality", text)
+
+
+def save(path: Path | None, answers: Answers, questions: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Every side's quality so far, also in the file, so that a break-off loses none."""
+    result = describe(answers, questions)
+    if path is not None:
+        write_output(path, json.dumps(result, indent=1) + "\n")
+    return result
 
 
 def windows_question(model: Path, count: int) -> dict[str, Any]:
