@@ -107,6 +107,7 @@ def test_a_forgotten_request_starts_anew_from_its_output(text: Text, grammars: G
         ({"$ref": "#/nowhere"}, "nowhere"),
         ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "Unsatisfiable"),
         ({"type": "string", "minLength": -1}, "minLength"),
+        ({"enum": [f"value {n}" for n in range(20_000)]}, "bytes of schema are too many: at most 262,144"),
     ],
 )
 def test_a_schema_that_cannot_be_held_to_is_refused_in_a_line(schema: dict[str, Any], part: str) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, models
 
+from biphase.engine.config import from_hf
 from biphase.engine.grammar import json_grammar
 from biphase.engine.messages import (
     Abort,
@@ -181,6 +182,20 @@ def test_options_that_cannot_be(options: dict, line: str, tmp_path: Path) -> Non
     assert fatal.exit_code == 2
     assert line in fatal.message
     process.end()
+
+
+def test_the_longest_request_is_what_the_pool_holds(tmp_path: Path) -> None:
+    """256 positions and five blocks of 16 tokens: whoever asks the server for its limit is told 80."""
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    block_bytes = from_hf(SHAPE, "here").kv_bytes_per_token(4) * 16
+    options = EngineOptions(model=str(tmp_path), random_weights=True, dtype="float32", threads=1)
+    process = EngineProcess(msgspec.structs.replace(options, kv_cache_gb=5.5 * block_bytes / 1e9))
+    ready = process.receive()
+    assert isinstance(ready, Ready)
+    assert (ready.num_blocks, ready.max_model_len) == (5, 80)
+    process.sock.sendall(request("full", tuple(range(60)), 20) + request("over", tuple(range(60)), 21))
+    assert process.outputs("over")[-1].error_code == "rejected"
+    assert process.end() == 0
 
 
 def test_unknown_options_are_refused() -> None:

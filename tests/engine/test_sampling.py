@@ -54,7 +54,7 @@ def test_uniform_is_keyed_by_both() -> None:
     assert uniform(2**64 + 3, 5) == uniform(3, 5)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1e-9])
+@pytest.mark.parametrize("temperature", [0.0, 1e-9, 1e-4])  # the last divides logits to 1e4, far beyond exp
 def test_low_temperature_is_greedy(temperature: float) -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
     assert sample(logits, [SamplingParams(temperature)], [0]) == [1]
