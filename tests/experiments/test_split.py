@@ -15,7 +15,6 @@ from biphase.experiments.split import INTERRUPTED, Origin, SplitPlan, SplitResul
 from tests.analysis.engine_pages import PAGES
 from tests.analysis.exposition import texts
 from tests.metrics_server import Answer, Answers, metrics_server, pages
-from tests.timing import holds_when_undisturbed
 
 BEFORE, AFTER = texts("python", PAGES["vllm new"].metrics)
 ORIGIN = Origin("0", "biphase split")
@@ -60,7 +59,6 @@ def test_the_window_s_gains_are_its_last_scrape_less_its_first() -> None:
     assert result.error is None
     assert seen == list(range(1, len(seen) + 1))
     assert found.window_s is not None
-    assert found.window_s >= PLAN.seconds  # type: ignore[operator]
     assert found.tokens.prefill is not None
     assert found.tokens.prefill.value == 1100
     assert (found.scrapes, found.engines) == (len(seen), 2)
@@ -77,13 +75,12 @@ def steps(result: SplitResult) -> list[float]:
     return [b - a for a, b in pairwise(ends)]
 
 
-def test_looks_come_at_even_intervals_and_at_the_end() -> None:
-    def check() -> None:
-        result, seen = run(pages(BEFORE, AFTER), SplitPlan(0.5, 0.2))
-        assert len(seen) == 4  # at 0, 0.2, 0.4 and 0.5 s
-        assert steps(result) == pytest.approx([0.2, 0.2, 0.1], abs=0.05)
-
-    holds_when_undisturbed(check)
+def test_looks_that_are_late_are_not_made_up_for_and_the_last_is_at_the_end() -> None:
+    result, seen = run(pages(BEFORE, AFTER), SplitPlan(0.5, 0.2))
+    assert 2 <= len(seen) <= 4  # at 0, 0.2, 0.4 and 0.5 s on a machine that is never late
+    assert sum(steps(result)) == pytest.approx(result.split.window_s)
+    assert result.split.window_s is not None
+    assert result.split.window_s >= 0.49  # a scrape's moment is the middle of its request
 
 
 def test_a_window_without_traffic_is_a_clear_result() -> None:

@@ -27,7 +27,7 @@ def command(*words: str) -> list[str]:
 
 def split(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     environment = {**ENVIRONMENT, **environment}
-    return subprocess.run(command(*words), check=False, capture_output=True, text=True, timeout=60, env=environment)
+    return subprocess.run(command(*words), check=False, capture_output=True, text=True, timeout=100, env=environment)
 
 
 def test_table_on_stdout_and_all_files(tmp_path: Path) -> None:
