@@ -83,7 +83,9 @@ def test_a_missing_extra_is_named_with_its_installation(monkeypatch: pytest.Monk
 
 def test_a_pool_beyond_what_can_be_used_is_said(byte_text: Text, capsys: pytest.CaptureFixture[str]) -> None:
     """Two requests of 64 tokens use 32 blocks of 4, however many bytes were asked for."""
-    started = Started("http://h", ServedModel("tiny", byte_text, 64, 300), Ready(64, 300, "float32", "float32", 32, 4, 1.0), 2)
+    started = Started(
+        "http://h", ServedModel("tiny", byte_text, 64, 300), Ready(64, 300, "float32", "float32", 32, 4, 1.0), 2
+    )
     serve._announce(started)
     line = "all that 2 such requests can use: a larger --kv-cache-gb would stay unused"
     assert line in capsys.readouterr().out
