@@ -205,9 +205,16 @@ class Profile:
                 await self._together(turn * len(affordable) + number, batch, context)
 
     def _ttft_near(self, context: int) -> float | None:
-        """The shortest wait for a prompt that is at least as long, in seconds, as far as is known by now."""
-        found = spread(ttft(r) for r in self.records if (r.asked_prompt_tokens or 0) >= context)
-        return found.min if found else None
+        """The shortest wait for a prompt that is at least as long, in seconds, as far as is known by now.
+
+        Of a longer one than any, that of the longest in proportion: what it costs at least, where passes are full.
+        """
+        longest = max((r.asked_prompt_tokens or 0 for r in self.records), default=0)
+        if longest == 0:
+            return None
+        enough = min(context, longest)
+        found = spread(ttft(r) for r in self.records if (r.asked_prompt_tokens or 0) >= enough)
+        return found.min * max(1.0, context / longest) if found else None
 
     async def _together(self, number: int, batch: int, context: int) -> None:
         """``batch`` streams sent at once; those that are prefilled first decode on until the last has joined them."""
