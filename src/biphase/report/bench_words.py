@@ -128,10 +128,8 @@ def _meaning(result: BenchResult) -> Iterator[str]:
         )
     if result.bench.saturation is not None:
         found = result.bench.saturation
-        yield (
-            f"saturation: bracketed by doubling, then bisected to {100 * found.precision:g} %; a level holds when most "
-            f"of {found.repeats} runs do"
-        )
+        votes = f"holds when most of {found.repeats} runs do" if found.repeats > 1 else "is run once"
+        yield f"saturation: bracketed by doubling, then bisected to {100 * found.precision:g} %; a level {votes}"
 
 
 def _price_conditions(price: Price | None) -> Iterator[str]:
