@@ -21,6 +21,15 @@ def test_seconds_of_a_prefill_and_of_a_decode() -> None:
     assert seconds(DECODE, Question("decode", 128, 1, 0)) == pytest.approx(1.07676788)
 
 
+def test_a_run_on_this_projects_model() -> None:
+    """SmolLM2-135M Q4_1, one thread of a busy machine: 8 tokens after 16; 4 tokens of 2 sequences after 16."""
+    output = (DATA / "llama_bench_cpu.json").read_text()
+    assert seconds(output, Question("decode", 8, 1, 16)) == pytest.approx(8.955252741)
+    assert about(output) == "llama.cpp 1 (0c1e570), llama 256M Q4_1, 1 threads"
+    batched = (DATA / "llama_batched_bench_cpu.txt").read_text()
+    assert seconds(batched, Question("decode", 4, 2, 16)) == pytest.approx(1.995510)
+
+
 def test_seconds_of_several_sequences() -> None:
     """128 tokens of 2 sequences after 128 in 11.106112 s, between lines of the log."""
     output = f"\nmain: n_kv_max = 2048\n\n{BATCHED[1]}\n\nllama_perf_context_print: load time = 1 ms\n"
