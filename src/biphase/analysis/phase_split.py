@@ -15,6 +15,8 @@ from biphase.analysis.split_engines import Engine, recognise
 from biphase.analysis.split_window import Reading, Term, Window, read, segments
 from biphase.client.scrape import Scrape, normal
 
+SHORTEST_S = 0.1
+"""Of a window whose times can be believed: files that were copied together are milliseconds apart."""
 FEWEST_FOR_BUSY = 5
 """Scrapes of a gauge from which the share of those that saw a request is taken for the share of time."""
 
@@ -110,7 +112,7 @@ def longest(found: Sequence[Window]) -> Window:
 
 def split(engine: Engine, window: Window) -> Split:
     """Everything that one window says."""
-    seconds = window.seconds if window.seconds > 0 else None
+    seconds = window.seconds if window.seconds >= SHORTEST_S else None
     engines = _engines(engine, window)
     tokens = unit(read(engine.computed, window) or read(engine.prompt, window), _decoded(engine, window))
     engine_s = _engine_seconds(engine, window, tokens)

@@ -57,8 +57,9 @@ def _units(result: SplitResult) -> Iterator[str]:
     yield '<div class="wide"><table><thead><tr>'
     yield "".join(f"<th>{name}</th>" for name in ("unit", "prefill", "decode", "prefill share", "what it tells"))
     yield "</tr></thead><tbody>"
-    for row in unit_rows(found):
-        yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+    for *cells, tells in unit_rows(found):
+        numbers = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        yield f'<tr>{numbers}<td style="white-space: normal; text-align: left">{escape(tells)}</td></tr>'
     yield "</tbody></table></div>"
 
 

@@ -156,7 +156,9 @@ def _ms(seconds: float) -> str:
 
 
 def sources(found: Split) -> Iterator[str]:
-    """Which names each number of the table was read from."""
+    """Which names each number was read from."""
+    if found.queue_s is not None:
+        yield f"queue: request-seconds = {found.queue_s.source}"
     for name, unit in (
         ("tokens", found.tokens),
         ("request-seconds", found.request_s),
