@@ -7,7 +7,7 @@ import numpy as np
 from numba import get_num_threads
 
 from biphase.engine.compiled import PagedCache
-from biphase.engine.kernels.flash import KEYS, Heads, block_bytes
+from biphase.engine.kernels.flash import KEYS, block_bytes
 from biphase.engine.kernels.image import PackedModel
 from biphase.engine.kernels.many_rows_step import ManyRowsStep, ManyRowsWork, many_rows_step, new_work
 from biphase.engine.kernels.row_attention import BLOCK
@@ -27,7 +27,9 @@ def step_of(singles: Sequence[Part], chunks: Sequence[Part], sampled: Sequence[i
     """A step whose single rows attend in items of ``run`` blocks."""
     parts = [*singles, *chunks]
     positions = np.concatenate([part.past + np.arange(len(part.tokens)) for part in parts]).astype(np.int32)
-    slots = [part.table[p // 16] * 16 + p % 16 for part in parts for p in range(part.past, part.past + len(part.tokens))]
+    slots = [
+        part.table[p // 16] * 16 + p % 16 for part in parts for p in range(part.past, part.past + len(part.tokens))
+    ]
     items, first_items = [], [0]
     for row, part in enumerate(singles):
         used = part.past // BLOCK + 1

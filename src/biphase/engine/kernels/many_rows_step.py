@@ -21,7 +21,6 @@ from biphase.engine.kernels.few_rows_step import (
     rotate,
     scratch_bytes,
     store_key,
-    store_value,
 )
 from biphase.engine.kernels.flash import (
     Chunk,
@@ -74,7 +73,7 @@ from biphase.engine.kernels.row_tiles import (
 from biphase.engine.kernels.team import barrier, next_item
 from biphase.engine.kernels.tiles import TILE_BYTES, configure_tiles, release_tiles, whole_tiles
 from biphase.engine.kernels.unpack import panel_bytes, unpack_panel
-from biphase.engine.kernels.vectors import load_f32, put_f32, put_i64, store_f32
+from biphase.engine.kernels.vectors import load_f32, put_f32, put_i64, store_f16, store_f32
 
 Ints32 = NDArray[np.int32]
 Ints = NDArray[np.int64]
@@ -272,14 +271,34 @@ def _rotate_and_store(
                 if len(image.qk_norms):
                     weight = image.qk_norms[layer, 0 if head < shape.heads else 1]
                     rms_norm(_address(x), _address(weight), shape.dim, np.float32(shape.eps), _address(x))
-                rotate(x, cos, sin)
+                _rotate(x, cos, sin)
                 if head >= shape.heads:
                     store_key(x, k[block, head - shape.heads], offset)
             for head in range(shape.kv_heads):
                 at = (shape.heads + shape.kv_heads + head) * shape.dim
-                store_value(work.qkv[row, at : at + shape.dim], v[block, head], offset)
+                _store_value(_address(work.qkv[row, at:]), _address(v[block, head, offset]), shape.dim)
         first = begin + next_item(member.team) * TILE_ROWS
     barrier(member.team, member.threads)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _rotate(x: Any, cos: Any, sin: Any) -> None:
+    """As ``rotate``, by vectors where half a head is whole vectors."""
+    half = len(cos)
+    if half % 16:
+        rotate(x, cos, sin)
+        return
+    for i in range(0, 4 * half, 64):
+        low_at, high_at = _address(x) + i, _address(x) + 4 * half + i
+        low, high, c, s = load_f32(low_at), load_f32(high_at), load_f32(_address(cos) + i), load_f32(_address(sin) + i)
+        store_f32(low_at, low * c - high * s)
+        store_f32(high_at, high * c + low * s)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _store_value(x: Any, target: Any, dim: Any) -> None:
+    for d in range(0, dim, 16):
+        store_f16(target + 2 * d, load_f32(x + 4 * d))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
