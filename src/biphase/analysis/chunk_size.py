@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from biphase.analysis.stall import Attack, gaps_during
 from biphase.client.record import Record
@@ -83,13 +84,14 @@ def recover(counts: Sequence[Counted]) -> Chunking | None:
         nothing = {"chunk_tokens": None, "least": None, "most": None}
         return Chunking(**nothing, agree=len(felt), single_size=True, counts=tuple(counts))
     sizes = _candidates(felt)
-    errors = np.array([sum(abs(_passes(c, size) - c.passes) / c.passes for c in felt) for size in sizes]) / len(felt)
-    best = [size for size, error in zip(sizes, errors, strict=True) if error <= errors.min() + 1e-9]
-    size = round(math.sqrt(best[0] * best[-1]))
+    errors = np.mean([np.abs(-(-c.prompt_tokens // sizes) - c.passes) / c.passes for c in felt], axis=0)
+    best = sizes[errors <= errors.min() + 1e-9]
+    least, most = int(best[0]), int(best[-1])
+    size = round(math.sqrt(least * most))
     return Chunking(
         chunk_tokens=size,
-        least=best[0],
-        most=best[-1],
+        least=least,
+        most=most,
         agree=sum(_passes(c, size) == c.passes for c in felt),
         single_size=bool(errors.min() <= DISAGREE),
         counts=tuple(counts),
@@ -100,11 +102,11 @@ def _passes(count: Counted, size: int) -> int:
     return -(-count.prompt_tokens // size)
 
 
-def _candidates(counts: Sequence[Counted]) -> list[int]:
+def _candidates(counts: Sequence[Counted]) -> npt.NDArray[np.int64]:
     """All sizes that some count allows."""
     least = min(_passes(c, c.passes) for c in counts)
     most = max(c.prompt_tokens if c.passes == 1 else -(-c.prompt_tokens // (c.passes - 1)) - 1 for c in counts)
-    return list(range(least, max(least, most) + 1))
+    return np.arange(least, max(least, most) + 1, dtype=np.int64)
 
 
 def next_probe(found: Chunking) -> int | None:

@@ -26,7 +26,7 @@ from biphase.experiments.profile import Progress
 VICTIM_PROMPT = 32  # tokens: victims are there to decode
 QUIET_TOKENS = 48  # of the streams that run without a prompt: enough to overlap, and for a pace
 QUIET_STEPS = 24  # decode steps of all streams before the prompt comes
-AFTER_STEPS = 12
+AFTER_STEPS = 48  # that are left to the streams: a machine that became twice as fast must not end them too early
 FIRST_PART = 4  # the first attack, a warm-up that also tells how many passes a prompt takes, has this part of it
 MOST_TOKENS = 20_000
 MOST_PROBES = 4
