@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from biphase.analysis.chunk_size import Chunking, Counted, count_passes, recover
-from biphase.analysis.stall import Attack, quiet_median_s, worst_gap_s
+from biphase.analysis.stall import Attack, stream_gaps, worst_gap_s
 from biphase.client.record import Record
 
 PROBE = "chunk-probe"
@@ -49,13 +50,25 @@ def probes(records: Sequence[Record]) -> list[Attack]:
 
 
 def _watched_before(attack: Attack) -> bool:
-    return sum(chunk.t < attack.sent for chunk in attack.victims[0].token_chunks) > FEWEST_QUIET
+    began = attack.victims[0].token_chunks[0].t < attack.sent
+    return began and len(_quiet_gaps(attack)) >= FEWEST_QUIET
+
+
+def _quiet_gaps(attack: Attack) -> list[float]:
+    """Gaps of the watching stream while it decoded alone, before the prompt came or after its answer had ended."""
+    end = attack.prompt.token_chunks[-1].t
+    return [g.seconds for g in stream_gaps(attack.victims[0]) if g.end <= attack.sent or g.start >= end]
+
+
+def _quiet_s(attacks: Sequence[Attack]) -> float | None:
+    gaps = [seconds for attack in attacks for seconds in _quiet_gaps(attack)]
+    return float(np.median(gaps)) if gaps else None
 
 
 def chunking(records: Sequence[Record]) -> Chunking | None:
     """The size that explains all probes; None when none felt anything."""
     found = probes(records)
-    quiet = quiet_median_s(found)
+    quiet = _quiet_s(found)
     if quiet is None:
         return None
     return recover([Counted(a.prompt_tokens, count_passes(a, quiet)) for a in found])
@@ -64,7 +77,7 @@ def chunking(records: Sequence[Record]) -> Chunking | None:
 def chunked_prefill(records: Sequence[Record]) -> ChunkedPrefill | None:
     """The result of all probes; None without one, or where the prompts held no stream up."""
     found, explained = probes(records), chunking(records)
-    quiet = quiet_median_s(found)
+    quiet = _quiet_s(found)
     if explained is None or quiet is None:
         return None
     longest = max(found, key=lambda a: a.prompt_tokens)
