@@ -1,11 +1,15 @@
 """How a worker of bench/ answers: one JSON line in, one out. Standard library alone; workers run in any environment."""
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h: the signal that the death of the parent sends
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,12 @@ def prompt(length: int, first: int) -> list[int]:
 
 
 def private_stdout() -> TextIO:
-    """A stream to the old stdout; from now on what a library prints there goes to stderr."""
+    """A stream to the old stdout; from now on what a library prints there goes to stderr.
+
+    Also ties the process to its parent: a worker that is stopped between questions would outlive a killed one.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return out

@@ -13,6 +13,7 @@ round warms up and does not count. Rows on serving (http, start, stall) measure 
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -49,6 +50,7 @@ Rates = dict[str, dict[str, list[float]]]
 
 def main() -> None:
     asked = parse(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the sides are closed
     try:
         run(asked)
     except BiphaseError as error:

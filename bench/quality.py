@@ -19,6 +19,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import statistics
 import sys
 from collections.abc import Sequence
@@ -60,6 +61,7 @@ class Quality:
 
 def main() -> None:
     asked = parse(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the sides are closed
     try:
         run(asked)
     except BiphaseError as error:

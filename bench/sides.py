@@ -62,7 +62,11 @@ class Worker:
             text=True,
             start_new_session=True,  # a process group of its own, to be stopped whole
         )
-        self.about = str(self._read()["about"])
+        try:
+            self.about = str(self._read()["about"])
+        except BaseException:  # Ctrl-C while a model loads: the group of its own does not hear it
+            self._signal(signal.SIGKILL)
+            raise
         self._signal(signal.SIGSTOP)
 
     def ask(self, question: Question) -> float:

@@ -1,6 +1,7 @@
 """A side's process: it answers, it stands still between questions, and its end is told in one line."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -54,6 +55,25 @@ def test_a_side_answers_and_uses_no_processor_between_questions() -> None:
         worker.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the death signal is Linux's")
+def test_a_stopped_side_does_not_outlive_a_killed_parent() -> None:
+    parent = f"""
+import sys; sys.path.insert(0, {str(BENCH)!r})
+from sides import Worker
+print(Worker("x", [sys.executable, "-c", {ANSWERS!r}])._process.pid, flush=True)
+import time; time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_the_end_of_a_side_is_told_with_its_last_line() -> None:
