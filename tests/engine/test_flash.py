@@ -114,6 +114,7 @@ def test_large_scores():
     assert np.abs(run(shape, q, 0, table, k_pages, v_pages) - want).max() <= 5e-3 * np.abs(want).max()
 
 
+@pytest.mark.forms
 @pytest.mark.skipif(inside_a_form, reason="already inside another form")
 @pytest.mark.parametrize("form", ["portable", "VNNI and BF16"])
 def test_other_forms(form, tmp_path):

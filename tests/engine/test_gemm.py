@@ -196,6 +196,7 @@ def test_a_row_of_zeros():
     np.testing.assert_array_equal(out[1], bias)
 
 
+@pytest.mark.forms
 @pytest.mark.skipif(inside_a_form, reason="already inside another form")
 @pytest.mark.parametrize("form", ["portable", "VNNI"])
 def test_other_forms(form, tmp_path):

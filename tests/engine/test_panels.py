@@ -147,6 +147,7 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(kind: str, broken: float) 
     assert np.isfinite(out[[0, 2]]).all()
 
 
+@pytest.mark.forms
 @pytest.mark.skipif(inside_a_form, reason="this is the form")
 def test_portable_form(tmp_path: Path) -> None:
     run_tests_in("portable", __file__, tmp_path)

@@ -80,7 +80,9 @@ class Attainment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Flow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rates in the window, a second. ``asked``: requests that were due (None in a closed loop). ``completed``: requests
-    that ended in it; ``goodput``: requests that were due in it and kept the SLO (None without one). Tokens count when they arrive, prompt tokens with the first token."""
+    that ended in it; ``goodput``: requests that were due in it and kept the SLO (None without one). Tokens count when
+    they arrive, prompt tokens with the first token.
+    """
 
     asked: float | None
     sent: float

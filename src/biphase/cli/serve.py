@@ -109,11 +109,13 @@ def _announce(started: "Started") -> None:
     enough = (
         f"          all that {started.max_num_seqs} such requests can use: a larger --kv-cache-gb would stay unused\n"
     )
+    crossover = f"kernels   many-row ones from {ready.crossover_rows} rows a step: the engine's own crossover\n"
     print(
         f"serving   {model.name} in {ready.dtype}, loaded in {ready.load_seconds:.1f} s\n"
         f"KV cache  {kv_tokens:,} tokens ({ready.num_blocks:,} blocks of {ready.block_size}); "
         f"context {ready.max_model_len:,} tokens a request\n"
         f"{enough if started.pool_is_all else ''}"
+        f"{crossover if ready.crossover_rows is not None else ''}"
         f"URL       {started.url}  (OpenAI API under /v1, Prometheus metrics at /metrics)\n\n"
         f"{_example(started)}\n\nCtrl-C ends it.",
         flush=True,

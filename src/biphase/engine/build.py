@@ -42,6 +42,7 @@ def build(options: EngineOptions, progress: Callable[[str], None] = lambda _: No
         kv_dtype=dtypes[1],
         num_blocks=config.num_blocks,
         block_size=BLOCK_SIZE,
+        crossover_rows=getattr(model, "crossover", None),
         load_seconds=perf_counter() - started,
     )
     return engine, ready
@@ -69,8 +70,41 @@ def warm_up(engine: Engine) -> None:
     """Compile the kernels, so that no request waits for them, and where an ITL budget is set measure its first law."""
     config = engine.scheduler.config
     engine.measure({"compile": (2, min(40, config.max_request_tokens - 2), 2)})
+    settle(engine.runner.model)
     if config.itl_budget_ms is not None:
         engine.start_from(StepTimeLaw(engine.measure(_law_shapes(config))))
+
+
+def settle(model: TwoPhaseModel) -> None:
+    """Let a model that has two programs find from how many rows on the second is faster."""
+    if not isinstance(model, Model):
+        from biphase.engine import crossover
+        from biphase.engine.compiled import CompiledModel
+
+        assert isinstance(model, CompiledModel)
+        crossover.settle(model)
+
+
+def kernels_are_compiled() -> bool:
+    """Whether numba's cache holds both programs of this version of the kernels."""
+    import numba
+
+    from biphase.engine import kernels
+
+    folder = Path(numba.config.CACHE_DIR)
+    return bool(kernels) and all(any(folder.rglob(f"{name}.{name}-*.nbi")) for name in kernels.PROGRAMS)
+
+
+def compile_kernels() -> None:
+    """Run both programs once on a model of a few rows."""
+    from biphase.engine.compiled import CompiledModel, PagedCache
+    from biphase.engine.packing import pack
+    from biphase.engine.safetensors_files import RandomSource
+
+    config = ModelConfig("llama", 32, 32, 1, 2, 1, 16, 32, 64, 1e-5, 1e4)
+    engine_config = SchedulerConfig(4, 64, BLOCK_SIZE, 64, 2)
+    packed = pack(config, RandomSource(config, "a tiny model"))
+    warm_up(Engine(CompiledModel(config, packed, PagedCache(config, 4)), engine_config))
 
 
 def _law_shapes(config: SchedulerConfig) -> dict[str, tuple[int, int, int]]:

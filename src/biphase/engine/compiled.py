@@ -1,7 +1,7 @@
-"""The model as compiled programs: the same three functions as ``model.Model``, in two calls without Python between.
+"""The model as compiled programs: the same three functions as ``model.Model``, in one call a step.
 
 Few rows (decode, and the last few tokens of a prompt) run the few-row program, many rows the many-row one, whichever
-phase they belong to; ``crossover`` is the number of rows from which the second is faster on this machine.
+phase they belong to; from ``crossover`` rows on the second is faster on this machine.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from biphase.engine.config import ModelConfig
-from biphase.engine.kernels.few_rows_step import RowsStep, Work, few_rows_step, scratch_bytes
-from biphase.engine.kernels.image import PackedModel
+from biphase.engine.kernels import few_rows_step as few
+from biphase.engine.kernels import many_rows_step as many
+from biphase.engine.kernels.flash import KEYS, block_bytes
+from biphase.engine.kernels.image import Floats, PackedModel
 from biphase.engine.kernels.row_attention import BLOCK, part_bytes
 from biphase.engine.kernels.team import new_team
 from biphase.engine.model import DecodeRows, PrefillChunk, Rows
 
 MOST_FEW_ROWS = 16
-TOKENS_PER_ITEM = 256
-"""Keys of one attention item: enough that starting it does not count, few enough to share one sequence out."""
+BLOCKS_PER_ITEM = 16
+"""Blocks of one attention item, 256 tokens: enough that starting it does not count, few enough to share a context."""
+
+Ints32 = NDArray[np.int32]
 
 
 class PagedCache:
@@ -44,9 +48,11 @@ class CompiledModel:
         self.config = config
         self.cache = cache
         self.words = words
-        self._packed = packed
+        self.packed = packed
+        self.crossover = MOST_FEW_ROWS + 1
         self._team = new_team()
-        self._work: dict[tuple[int, int], Work] = {}
+        self._few_work: dict[tuple[int, int], few.Work] = {}
+        self._many_work: dict[tuple[int, int, int], many.ManyRowsWork] = {}
 
     @property
     def block_size(self) -> int:
@@ -65,73 +71,90 @@ class CompiledModel:
         """Decode rows first, then chunks. Returns logits of the decodes, then of the chunks that sample."""
         return self._forward(rows, list(decodes.tables.numpy()), chunks)
 
-    def _forward(self, rows: Rows, decodes: list[NDArray[np.int32]], chunks: Sequence[PrefillChunk]) -> Tensor:
-        tables = list(decodes)
-        for chunk in chunks:
-            tables += [chunk.blocks.numpy().astype(np.int32)] * (chunk.end - chunk.begin)
-        sampled = [*range(len(decodes)), *(chunk.end - 1 for chunk in chunks if chunk.samples)]
-        return self._few(rows, tables, sampled)
-
-    def _few(self, rows: Rows, tables: list[NDArray[np.int32]], sampled: list[int]) -> Tensor:
+    def _forward(self, rows: Rows, singles: list[Ints32], chunks: Sequence[PrefillChunk]) -> Tensor:
+        sampled = [*range(len(singles)), *(chunk.end - 1 for chunk in chunks if chunk.samples)]
         logits = np.empty((len(sampled), self.config.vocab_size), dtype=np.float32)
-        done = 0
-        for begin in range(0, len(tables), MOST_FEW_ROWS):
-            end = min(begin + MOST_FEW_ROWS, len(tables))
-            here = [row - begin for row in sampled if begin <= row < end]
-            step = _step(rows, begin, end, tables[begin:end], here)
-            work = self._work_for(end - begin, len(step.items))
-            few_rows_step(
-                self._team.ctypes.data,
-                get_num_threads(),
-                self.words,
-                self._packed.shape,
-                self._packed.image,
-                self.cache.k,
-                self.cache.v,
-                step,
-                work._replace(logits=logits[done : done + len(here)]),
-            )
-            done += len(here)
+        if len(rows.tokens) < self.crossover:
+            self._run_few(rows, singles, chunks, sampled, logits)
+        else:
+            self._run_many(rows, singles, chunks, sampled, logits)
         return torch.from_numpy(logits)
 
-    def _work_for(self, rows: int, items: int) -> Work:
-        """Buffers of enough size, kept; ``items`` of attention are rounded up so that they seldom change."""
-        key = (rows, 1 << (items - 1).bit_length())
-        if key not in self._work:
-            self._work = {key: _new_work(self._packed, *key)}
-        return self._work[key]
+    def _run_few(
+        self, rows: Rows, singles: list[Ints32], chunks: Sequence[PrefillChunk], sampled: list[int], logits: Floats
+    ) -> None:
+        tables = list(singles)
+        for chunk in chunks:  # every row of a chunk is one of the program's rows
+            tables += [chunk.blocks.numpy().astype(np.int32)] * (chunk.end - chunk.begin)
+        positions = rows.positions.numpy().astype(np.int32)
+        items, first_items = _attention_items(positions[: len(tables)])
+        tokens, slots, padded = rows.tokens.numpy().astype(np.int32), rows.slots.numpy(), _padded(tables)
+        chosen = np.array(sampled, dtype=np.int32)
+        step = few.RowsStep(tokens, positions, slots, padded, items, first_items, chosen)
+        work = self._few_work_for(len(tables), len(items))
+        self._call(few.few_rows_step, step, work._replace(logits=logits))
+
+    def _run_many(
+        self, rows: Rows, singles: list[Ints32], chunks: Sequence[PrefillChunk], sampled: list[int], logits: Floats
+    ) -> None:
+        positions = rows.positions.numpy().astype(np.int32)
+        items, first_items = _attention_items(positions[: len(singles)])
+        step = many.ManyRowsStep(
+            rows.tokens.numpy().astype(np.int32),
+            positions,
+            rows.slots.numpy(),
+            _padded(singles),
+            items,
+            first_items,
+            np.array([(c.begin, c.end - c.begin, c.past) for c in chunks], dtype=np.int64).reshape(-1, 3),
+            _padded([chunk.blocks.numpy() for chunk in chunks]),
+            np.array(sampled, dtype=np.int32),
+        )
+        keys = sum(-(-(chunk.past + chunk.end - chunk.begin) // KEYS) for chunk in chunks)
+        work, n = self._many_work_for(len(positions), len(items), keys), len(positions)
+        here = work._replace(residual=work.residual[:n], qkv=work.qkv[:n], logits=logits)
+        self._call(many.many_rows_step, step, here)
+
+    def _call(self, program: few.Program, step: tuple[object, ...], work: tuple[object, ...]) -> None:
+        packed, team = self.packed, self._team.ctypes.data
+        program(team, get_num_threads(), self.words, packed.shape, packed.image, self.cache.k, self.cache.v, step, work)
+
+    def _few_work_for(self, rows: int, items: int) -> few.Work:
+        """Buffers of enough size, kept: sizes are rounded up, so that they seldom change."""
+        key = (rows, _rounded(items))
+        if key not in self._few_work:
+            s = self.packed.shape
+            part = int(part_bytes(s.heads // s.kv_heads, s.dim)) * s.kv_heads
+            self._few_work = {key: few.new_work(s, get_num_threads(), rows, key[1] * part)}
+        return self._few_work[key]
+
+    def _many_work_for(self, rows: int, items: int, keys: int) -> many.ManyRowsWork:
+        key = (_rounded(rows), _rounded(items), _rounded(keys))
+        if key not in self._many_work:
+            s = self.packed.shape
+            converted = key[2] * int(block_bytes(s.dim)) * s.kv_heads
+            self._many_work = {key: many.new_work(s, get_num_threads(), self.words, key[0], key[1], converted)}
+        return self._many_work[key]
 
 
-def _new_work(packed: PackedModel, rows: int, items: int) -> Work:
-    s = packed.shape
-    part = int(part_bytes(s.heads // s.kv_heads, s.dim)) * s.kv_heads
-    return Work(
-        residual=np.zeros((rows, s.hidden), dtype=np.float32),
-        qkv=np.zeros((rows, (s.heads + 2 * s.kv_heads) * s.dim), dtype=np.float32),
-        gated=np.zeros((rows, s.intermediate), dtype=np.float32),
-        parts=np.zeros(items * part, dtype=np.uint8),
-        logits=np.zeros((0, s.vocab), dtype=np.float32),
-        scratch=np.zeros((get_num_threads(), scratch_bytes(s, rows)), dtype=np.uint8),
-    )
+def _rounded(count: int) -> int:
+    """The next power of two, and not below 16."""
+    return max(16, 1 << (count - 1).bit_length())
 
 
-def _step(rows: Rows, begin: int, end: int, tables: list[NDArray[np.int32]], sampled: list[int]) -> RowsStep:
-    positions = rows.positions[begin:end].numpy().astype(np.int32)
-    table = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
-    items: list[tuple[int, int, int]] = []
-    first_items = [0]
+def _padded(tables: Sequence[NDArray[np.integer]]) -> Ints32:
+    """Block tables of several lengths as one array."""
+    padded = np.zeros((len(tables), max(map(len, tables), default=0)), dtype=np.int32)
     for row, blocks in enumerate(tables):
-        table[row, : len(blocks)] = blocks
-        used = int(positions[row]) // BLOCK + 1
-        step = TOKENS_PER_ITEM // BLOCK
-        items += [(row, first, min(first + step, used)) for first in range(0, used, step)]
-        first_items.append(len(items))
-    return RowsStep(
-        rows.tokens[begin:end].numpy().astype(np.int32),
-        positions,
-        rows.slots[begin:end].numpy(),
-        table,
-        np.array(items, dtype=np.int32),
-        np.array(first_items, dtype=np.int32),
-        np.array(sampled, dtype=np.int32),
-    )
+        padded[row, : len(blocks)] = blocks
+    return padded
+
+
+def _attention_items(positions: Ints32) -> tuple[Ints32, Ints32]:
+    """(row, first block, last block) of every item, and where each row's begin."""
+    counts = positions // (BLOCK * BLOCKS_PER_ITEM) + 1
+    first_items = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    row = np.repeat(np.arange(len(positions)), counts)
+    first = (np.arange(len(row)) - first_items[row]) * BLOCKS_PER_ITEM
+    last = np.minimum(first + BLOCKS_PER_ITEM, positions[row] // BLOCK + 1)
+    return np.stack([row, first, last], axis=1).astype(np.int32), first_items

@@ -53,6 +53,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     num_blocks: int
     block_size: int
     load_seconds: float
+    crossover_rows: int | None = None
 
 
 class Fatal(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

@@ -77,7 +77,7 @@ class RandomSource:
         self.config = config
         self.where = where
         self._std = std
-        self._shapes = _shapes(config)
+        self._shapes = shapes(config)
         self._generator = torch.Generator().manual_seed(seed)
 
     def names(self) -> set[str]:
@@ -126,7 +126,8 @@ def _gguf_name(key: str) -> str | None:
     return f"{prefix}{names[rest]}.{suffix}" if rest in names else None
 
 
-def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a config's model by its GGUF name."""
     h, q, kv, i, d = config.hidden_size, config.q_size, config.kv_size, config.intermediate_size, config.head_dim
     layer: dict[str, tuple[int, ...]] = {
         "attn_norm.weight": (h,),

@@ -9,6 +9,8 @@ import importlib.util
 import os
 from pathlib import Path
 
+PROGRAMS = ("few_rows_step", "many_rows_step")
+
 
 def user_cache() -> Path:
     """Where this user's derived files go: compiled kernels, packed weights. ``XDG_CACHE_HOME`` moves it."""

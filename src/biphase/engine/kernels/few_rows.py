@@ -65,7 +65,7 @@ def _nibbles(wide: Any, panel: Any, inner: Any, records: Any, rows: Any, words: 
     for group in range(inner // 32):
         at = panel + group * size
         for line in range(0, size, 64):
-            prefetch(at + 2048 + line)
+            prefetch(at + 4096 + line)
         p, q, r, s = load_i32(at), load_i32(at + 64), load_i32(at + 128), load_i32(at + 192)
         a, b, c, d = p & mask, q & mask, r & mask, s & mask
         e, f, g, h = (
@@ -94,7 +94,7 @@ def _bytes(by_row: Any, panel: Any, inner: Any, records: Any, rows: Any, words: 
     for group in range((inner + 31) // 32):
         at = panel + group * size
         for line in range(0, size, 64):
-            prefetch(at + 2048 + line)
+            prefetch(at + 4096 + line)
         a, b, c, d = load_i32(at), load_i32(at + 64), load_i32(at + 128), load_i32(at + 192)
         e, f, g, h = load_i32(at + 256), load_i32(at + 320), load_i32(at + 384), load_i32(at + 448)
         scale = fill_f32(np.float32(1)) if by_row else load_f16(at + 512)
@@ -120,7 +120,7 @@ def _half_groups(panel: Any, inner: Any, records: Any, rows: Any, words: Any, ou
     for half in range(inner // 16):
         at = panel + half * 320
         for line in range(0, 320, 64):
-            prefetch(at + 2048 + line)
+            prefetch(at + 4096 + line)
         a, b, c, d = load_i32(at), load_i32(at + 64), load_i32(at + 128), load_i32(at + 192)
         scale = load_f32(at + 256)
         for row in range(rows):
@@ -151,7 +151,7 @@ def _floats(kind: Any, panel: Any, inner: Any, records: Any, rows: Any, out: Any
     bytes_of_pair = panel_bytes(kind, 2)
     for octet in range(inner // 8):
         for line in range(0, 4 * bytes_of_pair, 64):
-            prefetch(panel + 4 * octet * bytes_of_pair + 2048 + line)
+            prefetch(panel + 4 * octet * bytes_of_pair + 4096 + line)
         a, b = _pair(kind, panel, 4 * octet)
         c, d = _pair(kind, panel, 4 * octet + 1)
         e, f = _pair(kind, panel, 4 * octet + 2)

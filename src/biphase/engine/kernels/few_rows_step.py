@@ -6,6 +6,7 @@ time than another barrier. Rows may belong to one sequence or to many: each has 
 all keys and values of a layer are in the cache before any row attends. A row's result does not depend on the others.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +59,10 @@ class RowsStep(NamedTuple):
     sampled: Ints32
 
 
+Program = Callable[..., None]
+"""(team, threads, words, shape, image, k, v, step, work)"""
+
+
 class Work(NamedTuple):
     """Buffers of a step: float32 [rows, ...], ``parts`` of attention, and bytes for each member of the team."""
 
@@ -78,7 +83,8 @@ def few_rows_step(
     ``k`` and ``v`` are the whole caches [layers, blocks, G, D, 16] and [layers, blocks, G, 16, D], float16 as uint16.
     """
     for member in prange(threads):
-        _member(member, team, threads, words, shape, image, k, v, step, work)
+        # as int64: the loop's own index is unsigned in one of numba's passes, and everything would compile twice
+        _member(np.int64(member), team, threads, words, shape, image, k, v, step, work)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -332,3 +338,15 @@ def scratch_bytes(shape: Any, rows: int) -> int:
     inner = max(shape.hidden, shape.intermediate, shape.heads * shape.dim)
     records = rows * (int(record_bytes(inner)) + 128 + 4 * shape.heads * shape.dim)
     return int(max(records, attend_scratch_bytes(shape.heads // shape.kv_heads, shape.dim))) + 4096
+
+
+def new_work(shape: Any, threads: int, rows: int, parts: int) -> Work:
+    """Buffers for a step of ``rows`` rows whose attention leaves ``parts`` bytes."""
+    return Work(
+        residual=np.zeros((rows, shape.hidden), dtype=np.float32),
+        qkv=np.zeros((rows, (shape.heads + 2 * shape.kv_heads) * shape.dim), dtype=np.float32),
+        gated=np.zeros((rows, shape.intermediate), dtype=np.float32),
+        parts=np.zeros(parts, dtype=np.uint8),
+        logits=np.zeros((0, shape.vocab), dtype=np.float32),
+        scratch=np.zeros((threads, scratch_bytes(shape, rows)), dtype=np.uint8),
+    )

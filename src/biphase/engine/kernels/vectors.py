@@ -294,11 +294,12 @@ pause = operation(types.void, [], _pause)
 
 
 def _prefetch(b: Any, address: Any) -> None:
-    read, keep_in_l2, data = (ir.Constant(I32, n) for n in (0, 2, 1))
-    call(b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, address, I8), read, keep_in_l2, data)
+    read, nearest, data = (ir.Constant(I32, n) for n in (0, 3, 1))
+    call(b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, address, I8), read, nearest, data)
 
 
 prefetch = operation(types.void, [types.int64], _prefetch)
+"""Ask for the cache line at an address, into the first level; an address of nothing does no harm."""
 
 
 # + - * & | ^ on vectors.

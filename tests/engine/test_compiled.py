@@ -1,0 +1,182 @@
+"""The compiled model: the golden file of the default model, and every family against the torch model in float32."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+from biphase.engine import kv_cache
+from biphase.engine.build import build
+from biphase.engine.compiled import CompiledModel, PagedCache
+from biphase.engine.config import ModelConfig
+from biphase.engine.engine import Engine
+from biphase.engine.model import DecodeRows, Model, PrefillChunk, Rows
+from biphase.engine.options import EngineOptions
+from biphase.engine.packing import pack
+from biphase.engine.safetensors_files import shapes
+from biphase.engine.weights import assemble
+from tests.engine.tiny import run, submit
+
+CASES = json.loads((Path(__file__).parents[1] / "data/smollm2_greedy.json").read_text())["cases"]
+
+
+@cache
+def build_engine(**options: str) -> Engine:
+    return build(EngineOptions(model="smollm2-135m", kv_cache_gb=0.3, **options))[0]
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["one batch", "one by one"])
+def test_every_token_of_the_reference(together: bool) -> None:
+    engine, got = build_engine(), {}
+    for n, case in enumerate(CASES):
+        submit(engine, str(n), tuple(case["prompt_token_ids"]), len(case["greedy_token_ids"]))
+        if not together:
+            got |= run(engine)
+    got |= run(engine)
+    assert got == {str(n): case["greedy_token_ids"] for n, case in enumerate(CASES)}
+
+
+@pytest.mark.parametrize("n", range(len(CASES)))
+def test_first_token_logprobs(n: int) -> None:
+    model, case = build_engine().runner.model, CASES[n]
+    length = len(case["prompt_token_ids"])
+    positions, blocks = torch.arange(length), torch.arange(-(-length // 16))
+    rows = Rows(torch.tensor(case["prompt_token_ids"]), positions, positions)
+    logprobs = torch.log_softmax(model.prefill(rows, [PrefillChunk(0, length, 0, blocks, True)])[0], dim=-1)
+    for token, expected in case["first_token_top5_logprobs"]:
+        assert float(logprobs[token]) == pytest.approx(expected, abs=0.05)
+
+
+SHAPE = {
+    "family": "llama",
+    "hidden_size": 96,
+    "intermediate_size": 136,
+    "num_layers": 2,
+    "num_heads": 6,
+    "num_kv_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 203,
+    "max_position": 640,
+    "norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+}
+VARIANTS = {
+    "llama": {},
+    "one KV head": {"num_kv_heads": 1},
+    "a KV head for each": {"num_kv_heads": 6},
+    "head size 64": {"head_dim": 64, "num_heads": 3, "num_kv_heads": 1},
+    "odd sizes": {"hidden_size": 75, "intermediate_size": 133, "vocab_size": 129},
+    "qwen2": {"family": "qwen2", "qkv_bias": True},
+    "qwen3": {"family": "qwen3", "qk_norm": True, "head_dim": 32},
+    "tied": {"tied_embeddings": True},
+}
+
+
+class Noise:
+    """A source of random weights in a file's type; biases and norms say something too."""
+
+    where = "noise"
+
+    def __init__(self, config: ModelConfig, kept: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self._kept = kept
+        self._tensors = {
+            name: torch.randn(shape, generator=generator) * (0.2 if len(shape) > 1 else 0.5) + ("norm" in name) * 1.0
+            for name, shape in shapes(config).items()
+        }
+
+    def names(self) -> set[str]:
+        return set(self._tensors)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._kept
+
+    def blocks(self, name: str) -> None:
+        return None
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        tensor = self._tensors[name]
+        return (tensor.to(self._kept) if tensor.ndim > 1 else tensor).to(dtype)
+
+
+@cache
+def pair(variant: str, kept: torch.dtype = torch.bfloat16) -> tuple[CompiledModel, Model]:
+    """The same weights in both models."""
+    config = ModelConfig(**(SHAPE | VARIANTS[variant]))
+    source = Noise(config, kept)
+    weights = assemble(config, source, torch.float32)
+    torch_model = Model(config, weights, kv_cache.allocate(config, 80, 16, torch.float32))
+    return CompiledModel(config, pack(config, source), PagedCache(config, 80)), torch_model
+
+
+def chunk_rows(tokens: list[int], past: int, table: torch.Tensor) -> tuple[Rows, torch.Tensor]:
+    positions = torch.arange(past, past + len(tokens))
+    return Rows(torch.tensor(tokens), positions, table[positions // 16] * 16 + positions % 16), table
+
+
+def joined(parts: list[Rows]) -> Rows:
+    return Rows(*(torch.cat([getattr(part, name) for part in parts]) for name in ("tokens", "positions", "slots")))
+
+
+def close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Keys and values are rounded to float16: half of 2^-10 in a score of 10 or more is 5e-3 in its weight."""
+    assert float((got - expected).abs().max()) < 5e-3 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_both_phases_and_a_mixed_step_equal_torch(variant: str, kept: torch.dtype) -> None:
+    """A prompt in chunks of few and of many rows, three decodes, and two decodes beside a chunk of a third sequence."""
+    compiled, reference = pair(variant, kept)
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(0, compiled.config.vocab_size, size).tolist() for size in (5, 90, 300)]
+    tables = [
+        torch.arange(n * 25, n * 25 + 25)[torch.randperm(25, generator=torch.Generator().manual_seed(n))]
+        for n in range(3)
+    ]
+    for tokens, table in zip(prompts, tables, strict=True):
+        for begin, end in ((0, 3), (3, 60), (60, 90), (90, 300)):
+            part = tokens[begin:end]
+            if part:
+                rows, blocks = chunk_rows(part, begin, table)
+                chunks = [PrefillChunk(0, len(part), begin, blocks, True)]
+                close(compiled.prefill(rows, chunks), reference.prefill(rows, chunks))
+    lengths = torch.tensor([6, 91, 301], dtype=torch.int32)
+    decodes = DecodeRows(torch.stack(tables).int(), lengths)
+    rows = joined([chunk_rows([7 + n], int(lengths[n]) - 1, tables[n])[0] for n in range(3)])
+    close(compiled.decode(rows, decodes), reference.decode(rows, decodes))
+    pair_of = DecodeRows(decodes.tables[1:], lengths[1:] + 1)
+    singles = [chunk_rows([9 + n], int(lengths[n]), tables[n])[0] for n in (1, 2)]
+    for size in (4, 40):
+        chunk, table = chunk_rows([11] * size, 6, tables[0])
+        rows = joined([*singles, chunk])
+        chunks = [PrefillChunk(2, 2 + size, 6, table, True)]
+        close(compiled.mixed(rows, pair_of, chunks), reference.mixed(rows, pair_of, chunks))
+
+
+def test_rows_of_no_interest_cost_no_logits() -> None:
+    compiled, _ = pair("llama")
+    for size in (4, 40):
+        rows, table = chunk_rows([1] * size, 0, torch.arange(25))
+        assert compiled.prefill(rows, [PrefillChunk(0, size, 0, table, False)]).shape == (0, 203)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "int8"}, {"activations": "int8"}], ids=str)
+def test_lossy_choices_lose_little(options: dict[str, str]) -> None:
+    """Of the tokens that the reference chose by a logit of 1 or more, nineteen in twenty stay."""
+    engine = build_engine(**options)
+    expected = {}
+    for n, case in enumerate(CASES[:4]):
+        for position, margin in enumerate(case["top2_margin"]):
+            if margin > 1.0:
+                name, before = f"{n}/{position}", case["greedy_token_ids"][:position]
+                submit(engine, name, (*case["prompt_token_ids"], *before), 1)
+                expected[name] = [case["greedy_token_ids"][position]]
+    tokens = run(engine)
+    assert len(expected) > 80
+    assert sum(tokens[name] == token for name, token in expected.items()) >= 0.95 * len(expected)
