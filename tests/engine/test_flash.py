@@ -93,7 +93,7 @@ def test_equals_attention_by_its_definition(past, rows, group, kv_heads, dim, wi
     q, k, v, table, k_pages, v_pages = sequence(np.random.default_rng(seed), past + rows, shape)
     out = run(shape, q, past, table, k_pages, v_pages)
     want = expected(shape, q, k, v)[past:]
-    assert np.abs(out - want).max() <= 5e-5 * np.abs(want).max()
+    assert np.abs(out - want).max() <= 2e-4 * np.abs(want).max()
 
 
 @pytest.mark.parametrize("window", [0, 30])

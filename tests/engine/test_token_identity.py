@@ -23,7 +23,7 @@ from biphase.scheduling.request import LogitRules, SamplingParams
 from tests.engine.test_families import GOLDEN
 from tests.engine.tiny import run
 
-PROMISED = ("float32",)
+PROMISED = ("auto", "float32")
 
 SHAPE = GOLDEN["cases"][0]["config"]
 BLOCKS = 40
