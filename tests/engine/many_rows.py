@@ -7,7 +7,6 @@ import numpy as np
 from numba import get_num_threads
 
 from biphase.engine.compiled import PagedCache
-from biphase.engine.kernels.flash import KEYS, block_bytes
 from biphase.engine.kernels.image import PackedModel
 from biphase.engine.kernels.many_rows_step import ManyRowsStep, ManyRowsWork, many_rows_step, new_work
 from biphase.engine.kernels.row_attention import BLOCK
@@ -59,9 +58,7 @@ def _tables(parts: Sequence[Part]) -> np.ndarray:
 
 def work_for(packed: PackedModel, step: ManyRowsStep, words: int) -> ManyRowsWork:
     s = packed.shape
-    size = int(block_bytes(s.dim)) * s.kv_heads
-    converted = sum(-(-int(rows + past) // KEYS) * size for _, rows, past in step.chunks)
-    return new_work(s, get_num_threads(), words, len(step.tokens), len(step.items), converted)
+    return new_work(s, get_num_threads(), words, len(step.tokens), len(step.items))
 
 
 def run_step(

@@ -17,10 +17,6 @@ from biphase.engine.kernels.flash import (
     attend,
     attention_items,
     attention_scratch_bytes,
-    block_bytes,
-    convert_block,
-    converted_bytes,
-    key_blocks,
 )
 from biphase.engine.kernels.tiles import configure_tiles, release_tiles, whole_tiles
 from tests.engine.forms import inside_a_form, run_tests_in
@@ -29,14 +25,11 @@ CONFIG = whole_tiles()
 
 
 @njit(nogil=True)
-def _run(config, k, v, shape, chunk, q, out, converted, scratch):
+def _run(config, k, v, shape, chunk, q, out, scratch):
     if TILES:
         configure_tiles(config)
-    blocks = key_blocks(chunk)
-    for i in range(shape.kv_heads * blocks):
-        convert_block(k, v, shape, chunk, i // blocks, i % blocks, converted + i * block_bytes(shape.head_dim))
     for item in range(attention_items(chunk, shape)):
-        attend(q, shape, chunk, item, converted, out, scratch)
+        attend(q, shape, chunk, item, k, v, out, scratch)
     if TILES:
         release_tiles()
 
@@ -58,11 +51,10 @@ def run(shape, q, past, table, k_pages, v_pages):
     rows = np.ascontiguousarray(q[past:]).reshape(len(q) - past, -1)
     out = np.full_like(rows, np.nan)
     chunk = Chunk(0, len(rows), past, table.ctypes.data)
-    converted = np.empty(converted_bytes(chunk, shape), np.uint8)
     scratch = np.empty(attention_scratch_bytes(shape), np.uint8)
     k, v = k_pages.ctypes.data, v_pages.ctypes.data
     source, target = (Rows(a.ctypes.data, a.strides[0]) for a in (rows, out))
-    _run(CONFIG.ctypes.data, k, v, shape, chunk, source, target, converted.ctypes.data, scratch.ctypes.data)
+    _run(CONFIG.ctypes.data, k, v, shape, chunk, source, target, scratch.ctypes.data)
     return out.reshape(len(rows), shape.heads, shape.head_dim)
 
 

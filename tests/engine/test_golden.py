@@ -11,6 +11,8 @@ from biphase.engine.engine import Engine
 from biphase.engine.options import EngineOptions
 from tests.engine.tiny import run, submit
 
+pytestmark = pytest.mark.timeout(300)  # 400 prefills through torch on cores that others may use
+
 CASES = json.loads((Path(__file__).parents[1] / "data/smollm2_greedy.json").read_text())["cases"]
 BFLOAT16_MARGIN = 0.25
 """bfloat16 keeps 8 bits: a logit near 20 is rounded to steps of 0.125, and the layers before it add as much again. A

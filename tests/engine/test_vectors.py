@@ -245,6 +245,7 @@ def test_atomic_additions_are_not_lost() -> None:
     assert counter[0] == 100_000
 
 
+@pytest.mark.timeout(400)  # compiles everything again
 @pytest.mark.skipif(inside_a_form, reason="this is the form")
 def test_portable_form(tmp_path: Path) -> None:
     run_tests_in("portable", __file__, tmp_path)

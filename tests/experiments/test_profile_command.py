@@ -43,7 +43,8 @@ def test_table_on_stdout_progress_on_stderr_and_both_files(tmp_path: Path) -> No
     assert [row["prompt_tokens"] for row in result["rows"]] == [2, 8]
     assert result["rows"][0]["ttft_ms"]["n"] == 2
     assert result["error"] is None
-    assert len(list(read_records(tmp_path / "r.jsonl"))) == 2 + 4 + (2 + 4 + 8)
+    kept = len(list(read_records(tmp_path / "r.jsonl")))
+    assert kept >= 2 + 4 + (2 + 4 + 8)  # warm-ups, lone requests, a round of batches; more rounds where time is left
 
 
 def test_the_key_comes_from_the_environment() -> None:

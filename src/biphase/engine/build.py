@@ -72,7 +72,11 @@ def warm_up(engine: Engine) -> None:
     engine.measure({"compile": (2, min(40, config.max_request_tokens - 2), 2)})
     settle(engine.runner.model)
     if config.itl_budget_ms is not None:
-        engine.start_from(StepTimeLaw(engine.measure(_law_shapes(config))))
+        seen = engine.measure(_law_shapes(config))
+        if config.chunked_prefill:
+            for tokens in CHUNKS_OF_LAW:
+                seen += engine.measure({"chunks": (1, min(LONG_PROMPT, config.max_request_tokens - 1), 1)}, tokens)
+        engine.start_from(StepTimeLaw(seen))
 
 
 def settle(model: TwoPhaseModel) -> None:
@@ -107,8 +111,13 @@ def compile_kernels() -> None:
     warm_up(Engine(CompiledModel(config, packed, PagedCache(config, 4)), engine_config))
 
 
+CHUNKS_OF_LAW = (64, 256)
+"""Tokens a step in which a long prompt is measured, for what a chunk costs by its size and by its past."""
+LONG_PROMPT = 1024
+
+
 def _law_shapes(config: SchedulerConfig) -> dict[str, tuple[int, int, int]]:
-    """Requests whose steps tell the five coefficients of the step-time law apart, as far as the limits allow.
+    """Requests whose steps tell the seven coefficients of the step-time law apart, as far as the limits allow.
 
     (requests, prompt tokens, output tokens): short, medium and long prompts, few and several streams, each twice so
     that the first touch of memory does not count alone. About two seconds for a model of 100 million parameters.

@@ -15,7 +15,6 @@ from torch import Tensor
 from biphase.engine.config import ModelConfig
 from biphase.engine.kernels import few_rows_step as few
 from biphase.engine.kernels import many_rows_step as many
-from biphase.engine.kernels.flash import KEYS, block_bytes
 from biphase.engine.kernels.image import Floats, PackedModel
 from biphase.engine.kernels.row_attention import BLOCK, part_bytes
 from biphase.engine.kernels.team import new_team
@@ -52,7 +51,7 @@ class CompiledModel:
         self.crossover = MOST_FEW_ROWS + 1
         self._team = new_team()
         self._few_work: dict[tuple[int, int], few.Work] = {}
-        self._many_work: dict[tuple[int, int, int], many.ManyRowsWork] = {}
+        self._many_work: dict[tuple[int, int], many.ManyRowsWork] = {}
 
     @property
     def block_size(self) -> int:
@@ -110,8 +109,7 @@ class CompiledModel:
             _padded([chunk.blocks.numpy() for chunk in chunks]),
             np.array(sampled, dtype=np.int32),
         )
-        keys = sum(-(-(chunk.past + chunk.end - chunk.begin) // KEYS) for chunk in chunks)
-        work, n = self._many_work_for(len(positions), len(items), keys), len(positions)
+        work, n = self._many_work_for(len(positions), len(items)), len(positions)
         here = work._replace(residual=work.residual[:n], qkv=work.qkv[:n], logits=logits)
         self._call(many.many_rows_step, step, here)
 
@@ -128,12 +126,11 @@ class CompiledModel:
             self._few_work = {key: few.new_work(s, get_num_threads(), rows, key[1] * part)}
         return self._few_work[key]
 
-    def _many_work_for(self, rows: int, items: int, keys: int) -> many.ManyRowsWork:
-        key = (_rounded(rows), _rounded(items), _rounded(keys))
+    def _many_work_for(self, rows: int, items: int) -> many.ManyRowsWork:
+        key = (_rounded(rows), _rounded(items))
         if key not in self._many_work:
             s = self.packed.shape
-            converted = key[2] * int(block_bytes(s.dim)) * s.kv_heads
-            self._many_work = {key: many.new_work(s, get_num_threads(), self.words, key[0], key[1], converted)}
+            self._many_work = {key: many.new_work(s, get_num_threads(), self.words, *key)}
         return self._many_work[key]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import cycle
 from time import perf_counter
 from typing import Any, Literal
@@ -85,14 +86,19 @@ class Engine:
             self.scheduler.check()
         return self._report(plan, [_output(outcome, result) for outcome in outcomes], now)
 
-    def measure(self, shapes: Mapping[str, tuple[int, int, int]]) -> list[tuple[StepShape, float]]:
+    def measure(
+        self, shapes: Mapping[str, tuple[int, int, int]], tokens_per_step: int | None = None
+    ) -> list[tuple[StepShape, float]]:
         """Run requests of a few shapes, (requests, prompt tokens, output tokens), and time their steps.
 
-        The engine must be idle; what is cached and counted of them is forgotten.
+        ``tokens_per_step`` takes the place of the configured limit, to see chunks with a past. The engine must be
+        idle; what is cached and counted of them is forgotten.
         """
         seen: list[tuple[StepShape, float]] = []
         first_tokens = cycle(range(self.runner.model.config.vocab_size))  # no prompt begins like another: no cache hit
-        scheduler, self.scheduler = self.scheduler, Scheduler(self.scheduler.config)
+        config = self.scheduler.config
+        limit = min(tokens_per_step or config.max_num_batched_tokens, config.max_num_batched_tokens)
+        scheduler, self.scheduler = self.scheduler, Scheduler(replace(config, max_num_batched_tokens=limit))
         for name, (requests, prompt, output) in shapes.items():
             for n in range(requests):
                 self.scheduler.add(Request(f"{name} {n}", (next(first_tokens),) * prompt, output))

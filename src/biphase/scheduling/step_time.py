@@ -1,9 +1,11 @@
 """How long a step takes, learnt from the steps themselves: what the ITL budget asks before it adds prefill to decodes.
 
-    seconds = t0 + w * decodes + k * decode context + b * chunk + c * chunk pairs
+    seconds = t0 + w * decodes + k * decode context + a * (any chunk) + b * chunk + r * past + c * chunk pairs
 
 the decode law and the prefill law of one step together: t0 reads the weights, w is the work of one more sequence, k
-reads one more token of its KV, b computes one more prompt token, c attends one more pair (new token, earlier token).
+reads one more token of its KV; a is what a chunk costs whatever its size (other kernels, which unpack the weights), b
+computes one more prompt token, r reads one more token of the chunk's past, c attends one more pair (new token, earlier
+token).
 
 Each step corrects the coefficients by its error, normalised so that the same step again would be predicted with that
 share less error (normalised least mean squares; Widrow and Hoff 1960, Nagumo and Noda 1967). Unlike recursive least
@@ -14,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-TYPICAL = (1.0, 8.0, 8e3, 256.0, 256e3)
-"""Sizes of the five features in an ordinary step. Divided by them, all coefficients are seconds of an ordinary step,
+TYPICAL = (1.0, 8.0, 8e3, 1.0, 256.0, 2e3, 256e3)
+"""Sizes of the seven features in an ordinary step. Divided by them, all coefficients are seconds of an ordinary step,
 and an error is shared out between them by what each contributed."""
 RATE = 0.2
 """Share of an error that one step corrects: a change of the machine's speed is followed within about ten steps."""
@@ -25,21 +27,22 @@ FIRST_PASSES = 300
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What a step computes: sequences that decode and their context in tokens; prompt tokens and their pairs."""
+    """What a step computes: sequences that decode and their context in tokens; prompt tokens, what lies before them
+    in their sequences, and their pairs."""
 
     decodes: int = 0
     decode_context: int = 0
     chunk: int = 0
     pairs: int = 0
+    past: int = 0
 
     def with_chunk(self, count: int, past: int) -> "StepShape":
         """This step and ``count`` prompt tokens more, behind ``past`` computed ones."""
-        return StepShape(
-            self.decodes, self.decode_context, self.chunk + count, self.pairs + count * past + count * (count + 1) // 2
-        )
+        pairs = self.pairs + count * past + count * (count + 1) // 2
+        return StepShape(self.decodes, self.decode_context, self.chunk + count, pairs, self.past + past)
 
     def features(self) -> tuple[float, ...]:
-        raw = (1.0, float(self.decodes), float(self.decode_context), float(self.chunk), float(self.pairs))
+        raw = (1, self.decodes, self.decode_context, self.chunk > 0, self.chunk, self.past, self.pairs)
         return tuple(value / size for value, size in zip(raw, TYPICAL, strict=True))
 
 

@@ -115,18 +115,6 @@ def block_bytes(dim: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def key_blocks(chunk: Any) -> Any:
-    """Blocks of 64 that hold all keys of a chunk."""
-    return (chunk.past + chunk.rows + KEYS - 1) // KEYS
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def converted_bytes(chunk: Any, shape: Any) -> Any:
-    """Bytes of all converted blocks of a chunk: [kv heads, key blocks]."""
-    return shape.kv_heads * key_blocks(chunk) * block_bytes(shape.head_dim)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
 def _store_split(low: Any, high: Any, address: Any) -> None:
     """One row of a tile of upper words and of the tile of lower words behind it, both cut, not rounded."""
     upper = fill_i32(-65536)
@@ -203,8 +191,8 @@ def _convert_values(v: Any, shape: Any, chunk: Any, head: Any, token: Any, out: 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def query_tile(shape: Any) -> Any:
-    """Queries of an item: about six row tiles of all heads of a group."""
-    return max(16, 96 // (shape.heads // shape.kv_heads) // 16 * 16)
+    """Queries of an item: 18 row tiles of all heads of a group; converting a block costs a tenth of using it."""
+    return max(16, 288 // (shape.heads // shape.kv_heads) // 16 * 16)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -228,14 +216,16 @@ _ROW_TILES = _CHANCES + 2 * _PAIR
 def attention_scratch_bytes(shape: Any) -> Any:
     """Scratch of a thread."""
     row_tiles = shape.heads // shape.kv_heads * (query_tile(shape) // 16)
-    return _ROW_TILES + row_tiles * _row_tile_bytes(shape.head_dim)
+    return _ROW_TILES + row_tiles * _row_tile_bytes(shape.head_dim) + block_bytes(shape.head_dim)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def attend(q: Any, shape: Any, chunk: Any, item: Any, converted: Any, out: Any, scratch: Any) -> None:
+def attend(q: Any, shape: Any, chunk: Any, item: Any, k: Any, v: Any, out: Any, scratch: Any) -> None:
     """Item ``item`` of a chunk, those that see most keys first. ``q`` and ``out``: float32 [rows of the step, H D].
 
-    ``q`` is rotated and not scaled; ``converted`` holds the chunk's blocks (``convert_block``) [kv heads, key blocks].
+    ``q`` is rotated and not scaled; ``k`` and ``v`` are the addresses of the layer's cache. Each block of keys and
+    values becomes tiles in the thread's own cache for the item's row tiles: kept for other items, all blocks of a long
+    past would go to memory and back, six times what the cache holds of them.
     """
     tile, group = query_tile(shape), shape.heads // shape.kv_heads
     last = (chunk.rows + tile - 1) // tile - 1
@@ -250,9 +240,10 @@ def attend(q: Any, shape: Any, chunk: Any, item: Any, converted: Any, out: Any, 
     first = 0
     if shape.window:
         first = max(0, chunk.past + begin - shape.window + 1) // KEYS
-    blocks = converted + kv_head * key_blocks(chunk) * block_bytes(shape.head_dim)
+    tiles = state  # behind the last row tile
     for block in range(first, (chunk.past + end - 1) // KEYS + 1):
-        _attend_block(shape, chunk, block, blocks + block * block_bytes(shape.head_dim), begin, end, scratch)
+        convert_block(k, v, shape, chunk, kv_head, block, tiles)
+        _attend_block(shape, chunk, block, tiles, begin, end, scratch)
     state = scratch + _ROW_TILES
     for row in range(begin, end, 16):
         for head in range(kv_head * group, (kv_head + 1) * group):

@@ -29,10 +29,6 @@ from biphase.engine.kernels.flash import (
     attend,
     attention_items,
     attention_scratch_bytes,
-    block_bytes,
-    convert_block,
-    converted_bytes,
-    key_blocks,
 )
 from biphase.engine.kernels.gemm import (
     ADD,
@@ -106,8 +102,8 @@ class ManyRowsStep(NamedTuple):
 class ManyRowsWork(NamedTuple):
     """Buffers: ``residual`` [rows, hidden], ``qkv`` [rows, ...], ``gated`` [512, intermediate], ``logits``; bytes.
 
-    ``tiles`` and ``scales`` hold one block's activations in integers, ``converted`` the keys and values of all chunks
-    for one layer, ``parts`` what ``row_attention`` merges, ``scratch`` [threads, ...] each member's own.
+    ``tiles`` and ``scales`` hold one block's activations in integers, ``parts`` what ``row_attention`` merges,
+    ``scratch`` [threads, ...] each member's own.
     """
 
     residual: Floats
@@ -116,7 +112,6 @@ class ManyRowsWork(NamedTuple):
     logits: Floats
     tiles: NDArray[np.uint8]
     scales: NDArray[np.uint8]
-    converted: NDArray[np.uint8]
     parts: NDArray[np.uint8]
     scratch: NDArray[np.uint8]
     tile_config: NDArray[np.uint8]
@@ -306,8 +301,7 @@ def _attend_all(member: Any, shape: Any, k: Any, v: Any, step: Any, work: Any) -
     """Phases: keys and values of the chunks in tiles; the chunks; the single rows; the merge of those."""
     heads = Heads(shape.heads, shape.kv_heads, shape.dim, 0)
     if len(step.chunks):
-        _convert(member, heads, k, v, step, work)
-        _attend_chunks(member, heads, step, work)
+        _attend_chunks(member, heads, k, v, step, work)
     singles = len(step.first_items) - 1
     if singles > 0:
         _attend(member.team, shape, k, v, step, work, member.scratch)
@@ -326,33 +320,16 @@ def _chunk(step: Any, number: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _convert(member: Any, heads: Any, k: Any, v: Any, step: Any, work: Any) -> None:
-    item, before, out = next_item(member.team), 0, _address(work.converted)
-    for number in range(len(step.chunks)):
-        chunk = _chunk(step, number)
-        blocks, size = key_blocks(chunk), block_bytes(heads.head_dim)
-        while item - before < heads.kv_heads * blocks:
-            local = item - before
-            head, block = local // blocks, local % blocks
-            convert_block(_address(k), _address(v), heads, chunk, head, block, out + local * size)
-            item = next_item(member.team)
-        before += heads.kv_heads * blocks
-        out += converted_bytes(chunk, heads)
-    barrier(member.team, member.threads)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _attend_chunks(member: Any, heads: Any, step: Any, work: Any) -> None:
+def _attend_chunks(member: Any, heads: Any, k: Any, v: Any, step: Any, work: Any) -> None:
     """Results take the place of the queries: an item is the only one that reads its own."""
     rows = Rows(_address(work.qkv), work.qkv.strides[0])
-    item, before, converted = next_item(member.team), 0, _address(work.converted)
+    item, before = next_item(member.team), 0
     for number in range(len(step.chunks)):
         chunk = _chunk(step, number)
         while item - before < attention_items(chunk, heads):
-            attend(rows, heads, chunk, item - before, converted, rows, member.scratch)
+            attend(rows, heads, chunk, item - before, _address(k), _address(v), rows, member.scratch)
             item = next_item(member.team)
         before += attention_items(chunk, heads)
-        converted += converted_bytes(chunk, heads)
     barrier(member.team, member.threads)
 
 
@@ -392,8 +369,8 @@ def _feed_forward(member: Any, layer: Any, begin: Any, shape: Any, image: Any, w
     _add_product(member, x, image, MATRICES * layer + DOWN, begin, rows, work)
 
 
-def new_work(shape: Any, threads: int, words: int, rows: int, items: int, converted: int) -> ManyRowsWork:
-    """Buffers for steps of up to ``rows`` rows, ``items`` of single rows and ``converted`` bytes of chunks' keys."""
+def new_work(shape: Any, threads: int, words: int, rows: int, items: int) -> ManyRowsWork:
+    """Buffers for steps of up to ``rows`` rows, and ``items`` of single rows."""
     block = min(ROW_BLOCK, -(-rows // TILE_ROWS) * TILE_ROWS)
     inner = max(shape.hidden, shape.intermediate, shape.heads * shape.dim)
     tiles, blocks = block // TILE_ROWS, int(inner_blocks(inner))
@@ -405,7 +382,6 @@ def new_work(shape: Any, threads: int, words: int, rows: int, items: int, conver
         logits=np.zeros((0, shape.vocab), dtype=np.float32),
         tiles=reserve(tiles * int(inner_groups(inner)) * words * TILE_BYTES),
         scales=reserve(tiles * blocks * TILE_ROWS * 4),
-        converted=reserve(max(converted, 1)),
         parts=reserve(max(items * part, 1)),
         scratch=_rows_of_bytes(threads, _scratch_bytes(shape, threads, inner)),
         tile_config=whole_tiles(),
