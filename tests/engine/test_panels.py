@@ -148,7 +148,7 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(kind: str, broken: float) 
 
 
 @pytest.mark.forms
-@pytest.mark.timeout(400)  # compiles everything again
+@pytest.mark.forms
 @pytest.mark.skipif(inside_a_form, reason="this is the form")
 def test_portable_form(tmp_path: Path) -> None:
     run_tests_in("portable", __file__, tmp_path)
