@@ -37,6 +37,7 @@ from biphase.engine.kernels.vectors import (
     get_f32,
     load_f32,
     put_f16,
+    store_f16,
     store_f32,
 )
 
@@ -92,14 +93,14 @@ def _member(
     member: Any, team: Any, threads: Any, words: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, work: Any
 ) -> None:
     scratch = work.scratch[member].ctypes.data
-    _embed(team, shape, image, step, work)
+    embed(team, shape, image, step, work)
     barrier(team, threads)
     for layer in range(shape.layers):
         _project_qkv(team, layer, words, shape, image, step, work, scratch)
         barrier(team, threads)
         _rotate_and_store(team, layer, shape, image, k[layer], v[layer], step, work)
         barrier(team, threads)
-        _attend(team, shape, k[layer], v[layer], step, work, scratch)
+        attend_rows(team, shape, k[layer], v[layer], step, work, scratch)
         barrier(team, threads)
         _project_out(team, layer, words, shape, image, step, work, scratch)
         barrier(team, threads)
@@ -107,12 +108,12 @@ def _member(
         barrier(team, threads)
         _down(team, layer, words, shape, image, step, work, scratch)
         barrier(team, threads)
-    _head(team, words, shape, image, step, work, scratch)
+    project_head(team, words, shape, image, step, work, scratch)
     barrier(team, threads)  # which leaves the team's counters at rest for the next program
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _embed(team: Any, shape: Any, image: Any, step: Any, work: Any) -> None:
+def embed(team: Any, shape: Any, image: Any, step: Any, work: Any) -> None:
     matrix = image.matrices[MATRICES * shape.layers + 1]
     row = next_item(team)
     while row < len(step.tokens):
@@ -179,30 +180,42 @@ def _rotate_and_store(team: Any, layer: Any, shape: Any, image: Any, k: Any, v: 
     item = next_item(team)
     while item < len(step.tokens) * heads:
         row, head = item // heads, item % heads
-        x = work.qkv[row, head * shape.dim : (head + 1) * shape.dim]
-        position, slot = step.positions[row], step.slots[row]
-        if head < shape.heads + shape.kv_heads:
-            if len(image.qk_norms):
-                weight = image.qk_norms[layer, 0 if head < shape.heads else 1].ctypes.data
-                rms_norm(x.ctypes.data, weight, shape.dim, np.float32(shape.eps), x.ctypes.data)
-            rotate(x, image.cos[position], image.sin[position])
-        if head >= shape.heads:
-            kv_head = (head - shape.heads) % shape.kv_heads
-            if head < shape.heads + shape.kv_heads:
-                store_key(x, k[slot // BLOCK, kv_head], slot % BLOCK)
-            else:
-                store_value(x, v[slot // BLOCK, kv_head], slot % BLOCK)
+        rotate_and_store(head, layer, step.positions[row], step.slots[row], shape, image, k, v, work.qkv[row])
         item = next_item(team)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def rotate_and_store(
+    head: Any, layer: Any, position: Any, slot: Any, shape: Any, image: Any, k: Any, v: Any, qkv: Any
+) -> None:
+    """One head of a row ``qkv`` [(H + 2 G) D]: a query or key rotates in place, a key or value goes to its slot."""
+    x = qkv[head * shape.dim : (head + 1) * shape.dim]
+    if head < shape.heads + shape.kv_heads:
+        if len(image.qk_norms):
+            weight = image.qk_norms[layer, 0 if head < shape.heads else 1].ctypes.data
+            rms_norm(x.ctypes.data, weight, shape.dim, np.float32(shape.eps), x.ctypes.data)
+        rotate(x, image.cos[position], image.sin[position])
+    if head >= shape.heads:
+        kv_head = (head - shape.heads) % shape.kv_heads
+        if head < shape.heads + shape.kv_heads:
+            store_key(x, k[slot // BLOCK, kv_head], slot % BLOCK)
+        else:
+            store_value(x, v[slot // BLOCK, kv_head], slot % BLOCK)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def rotate(x: Any, cos: Any, sin: Any) -> None:
     """Rotary embedding of one head in place; pairs are (i, i + D / 2). Su et al. 2021, section 3.2."""
     half = len(cos)
-    for i in range(half):
-        low, high = x[i], x[i + half]
-        x[i] = low * cos[i] - high * sin[i]
-        x[i + half] = high * cos[i] + low * sin[i]
+    a, b, cosines, sines = x.ctypes.data, x[half:].ctypes.data, cos.ctypes.data, sin.ctypes.data
+    for at in range(0, half // 16 * 64, 64):
+        low, high, c, s = load_f32(a + at), load_f32(b + at), load_f32(cosines + at), load_f32(sines + at)
+        store_f32(a + at, low * c - high * s)
+        store_f32(b + at, high * c + low * s)
+    for i in range(half // 16 * 16, half):
+        first, second = x[i], x[i + half]
+        x[i] = first * cos[i] - second * sin[i]
+        x[i + half] = second * cos[i] + first * sin[i]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -214,13 +227,13 @@ def store_key(x: Any, block: Any, offset: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def store_value(x: Any, block: Any, offset: Any) -> None:
-    """A value [D] as row ``offset`` of a block [16, D]."""
-    for d in range(len(x)):
-        put_f16(block.ctypes.data + 2 * (len(x) * offset + d), x[d])
+    """A value [D] as row ``offset`` of a block [16, D]; D is a multiple of 16."""
+    for d in range(0, len(x), 16):
+        store_f16(block.ctypes.data + 2 * (len(x) * offset + d), load_f32(x.ctypes.data + 4 * d))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _attend(team: Any, shape: Any, k: Any, v: Any, step: Any, work: Any, scratch: Any) -> None:
+def attend_rows(team: Any, shape: Any, k: Any, v: Any, step: Any, work: Any, scratch: Any) -> None:
     group = shape.heads // shape.kv_heads
     head_bytes = 2 * BLOCK * shape.dim
     size = part_bytes(group, shape.dim)
@@ -247,15 +260,13 @@ def _attend(team: Any, shape: Any, k: Any, v: Any, step: Any, work: Any, scratch
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _merge_heads(shape: Any, step: Any, work: Any, out: Any) -> None:
-    """The results of all heads of all rows [rows, H D] from their parts."""
+def merge_head(row: Any, head: Any, shape: Any, step: Any, work: Any, out: Any) -> None:
+    """The result [D] of one head of a row from its parts, at the address ``out``."""
     group = shape.heads // shape.kv_heads
     size, width = part_bytes(group, shape.dim), 4 * (shape.dim + 16)
-    for row in range(len(step.tokens)):
-        first, count = step.first_items[row], step.first_items[row + 1] - step.first_items[row]
-        for head in range(shape.heads):
-            part = work.parts.ctypes.data + (first * shape.kv_heads + head // group) * size + head % group * width
-            merge(part, count, shape.kv_heads * size, shape.dim, out + 4 * shape.dim * (row * shape.heads + head))
+    first, count = step.first_items[row], step.first_items[row + 1] - step.first_items[row]
+    part = work.parts.ctypes.data + (first * shape.kv_heads + head // group) * size + head % group * width
+    merge(part, count, shape.kv_heads * size, shape.dim, out)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -264,7 +275,9 @@ def _project_out(team: Any, layer: Any, words: Any, shape: Any, image: Any, step
     matrix = image.matrices[MATRICES * layer + O]
     out = _records(scratch, rows, matrix)
     merged = out + 64 * rows
-    _merge_heads(shape, step, work, merged)
+    for row in range(rows):
+        for head in range(shape.heads):
+            merge_head(row, head, shape, step, work, merged + 4 * shape.dim * (row * shape.heads + head))
     plain_records(merged, rows, inner, 4 * inner, words, scratch)
     _multiply_and_add(team, image, matrix, rows, words, work, scratch, out)
 
@@ -313,7 +326,7 @@ def _down(team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, 
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _head(team: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
+def project_head(team: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
     rows = len(step.sampled)
     if rows == 0:
         return

@@ -64,13 +64,6 @@ class PackedModel:
     image: Image
     weights: NDArray[np.uint8]
 
-    @property
-    def decode_bytes(self) -> int:
-        """Bytes of panels that one decode step reads: all layers and the head."""
-        sizes = np.diff(np.append(self.image.panels[:, ADDRESS], self.weights.ctypes.data + self.weights.nbytes))
-        first, count = self.image.matrices[MATRICES * self.shape.layers, [FIRST, PANELS]]
-        return int(sizes[: first + count].sum())
-
 
 def shape_of(config: ModelConfig) -> Shape:
     return Shape(

@@ -13,14 +13,13 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from biphase.engine.kernels.activations import rms_norm
 from biphase.engine.kernels.few_rows_step import (
-    _attend,
-    _embed,
-    _head,
-    rotate,
+    attend_rows,
+    embed,
+    merge_head,
+    project_head,
+    rotate_and_store,
     scratch_bytes,
-    store_key,
 )
 from biphase.engine.kernels.flash import (
     Chunk,
@@ -56,7 +55,7 @@ from biphase.engine.kernels.image import (
     O,
     reserve,
 )
-from biphase.engine.kernels.row_attention import BLOCK, merge, part_bytes
+from biphase.engine.kernels.row_attention import part_bytes
 from biphase.engine.kernels.row_tiles import (
     TILE_ROWS,
     Quantized,
@@ -69,7 +68,7 @@ from biphase.engine.kernels.row_tiles import (
 from biphase.engine.kernels.team import barrier, next_item
 from biphase.engine.kernels.tiles import TILE_BYTES, configure_tiles, release_tiles, whole_tiles
 from biphase.engine.kernels.unpack import panel_bytes, unpack_panel
-from biphase.engine.kernels.vectors import load_f32, put_f32, put_i64, store_f16, store_f32
+from biphase.engine.kernels.vectors import load_f32, put_f32, put_i64, store_f32
 
 Ints32 = NDArray[np.int32]
 Ints = NDArray[np.int64]
@@ -157,7 +156,7 @@ def _address(array: Any) -> Any:
 def _run_member(member: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, work: Any) -> None:
     if TILES:
         configure_tiles(_address(work.tile_config))
-    _embed(member.team, shape, image, step, work)
+    embed(member.team, shape, image, step, work)
     barrier(member.team, member.threads)
     for layer in range(shape.layers):
         for begin in range(0, len(step.tokens), ROW_BLOCK):
@@ -170,7 +169,7 @@ def _run_member(member: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, 
     for begin in range(0, len(step.sampled), _MOST_HEAD_ROWS):
         end = min(begin + _MOST_HEAD_ROWS, len(step.sampled))
         rows = _Sampled(step.sampled[begin:end])
-        _head(
+        project_head(
             member.team,
             member.words,
             shape,
@@ -259,41 +258,11 @@ def _rotate_and_store(
     first = begin + next_item(member.team) * TILE_ROWS
     while first < end:
         for row in range(first, min(first + TILE_ROWS, end)):
-            cos, sin = image.cos[step.positions[row]], image.sin[step.positions[row]]
-            block, offset = step.slots[row] // BLOCK, step.slots[row] % BLOCK
-            for head in range(shape.heads + shape.kv_heads):
-                x = work.qkv[row, head * shape.dim : (head + 1) * shape.dim]
-                if len(image.qk_norms):
-                    weight = image.qk_norms[layer, 0 if head < shape.heads else 1]
-                    rms_norm(_address(x), _address(weight), shape.dim, np.float32(shape.eps), _address(x))
-                _rotate(x, cos, sin)
-                if head >= shape.heads:
-                    store_key(x, k[block, head - shape.heads], offset)
-            for head in range(shape.kv_heads):
-                at = (shape.heads + shape.kv_heads + head) * shape.dim
-                _store_value(_address(work.qkv[row, at:]), _address(v[block, head, offset]), shape.dim)
+            for head in range(shape.heads + 2 * shape.kv_heads):
+                position, slot = step.positions[row], step.slots[row]
+                rotate_and_store(head, layer, position, slot, shape, image, k, v, work.qkv[row])
         first = begin + next_item(member.team) * TILE_ROWS
     barrier(member.team, member.threads)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _rotate(x: Any, cos: Any, sin: Any) -> None:
-    """As ``rotate``, by vectors where half a head is whole vectors."""
-    half = len(cos)
-    if half % 16:
-        rotate(x, cos, sin)
-        return
-    for i in range(0, 4 * half, 64):
-        low_at, high_at = _address(x) + i, _address(x) + 4 * half + i
-        low, high, c, s = load_f32(low_at), load_f32(high_at), load_f32(_address(cos) + i), load_f32(_address(sin) + i)
-        store_f32(low_at, low * c - high * s)
-        store_f32(high_at, high * c + low * s)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _store_value(x: Any, target: Any, dim: Any) -> None:
-    for d in range(0, dim, 16):
-        store_f16(target + 2 * d, load_f32(x + 4 * d))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -304,11 +273,12 @@ def _attend_all(member: Any, shape: Any, k: Any, v: Any, step: Any, work: Any) -
         _attend_chunks(member, heads, k, v, step, work)
     singles = len(step.first_items) - 1
     if singles > 0:
-        _attend(member.team, shape, k, v, step, work, member.scratch)
+        attend_rows(member.team, shape, k, v, step, work, member.scratch)
         barrier(member.team, member.threads)
         item = next_item(member.team)
         while item < singles * shape.heads:
-            _merge_head(item // shape.heads, item % shape.heads, shape, step, work)
+            row, head = item // shape.heads, item % shape.heads
+            merge_head(row, head, shape, step, work, _address(work.qkv[row, head * shape.dim :]))
             item = next_item(member.team)
         barrier(member.team, member.threads)
 
@@ -331,16 +301,6 @@ def _attend_chunks(member: Any, heads: Any, k: Any, v: Any, step: Any, work: Any
             item = next_item(member.team)
         before += attention_items(chunk, heads)
     barrier(member.team, member.threads)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _merge_head(row: Any, head: Any, shape: Any, step: Any, work: Any) -> None:
-    """One head of a single row, in the place of its query."""
-    group = shape.heads // shape.kv_heads
-    size, width = part_bytes(group, shape.dim), 4 * (shape.dim + 16)
-    first, count = step.first_items[row], step.first_items[row + 1] - step.first_items[row]
-    part = _address(work.parts) + (first * shape.kv_heads + head // group) * size + head % group * width
-    merge(part, count, shape.kv_heads * size, shape.dim, _address(work.qkv[row, head * shape.dim :]))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

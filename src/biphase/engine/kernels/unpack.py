@@ -85,8 +85,6 @@ def unpack_panel(kind: Any, panel: Any, inner: Any, out: Any) -> None:
 @njit(nogil=True, cache=True)
 def _without(vector: Any, lane: Any) -> Any:
     """The vector with 0 in one lane."""
-    kept = np.ones(16, dtype=np.float32)
-    kept[lane] = 0
     store = np.empty(16, dtype=np.float32)
     store_f32(store.ctypes.data, vector)
     store[lane] = 0
