@@ -1,8 +1,6 @@
 """``biphase bench`` on real servers: the built-in engine, llama.cpp, and vLLM where one runs."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,9 +16,9 @@ from biphase.client.workload_file import Item
 from biphase.client.workloads import Workload
 from biphase.experiments.bench import BenchPlan, measure
 from biphase.experiments.load_run import Timing
-from biphase.models import DEFAULT_MODEL, locate
+from biphase.models import DEFAULT_MODEL
 from biphase.server.launch import managed_server
-from tests.experiments.test_real_servers import LLAMA_CPP, free_port, wait_until_healthy
+from tests.experiments.llama_cpp import llama_cpp_server
 
 BLOCK = 32
 SHARED = Workload(
@@ -73,16 +71,8 @@ def test_the_built_in_engine_counts_its_engine_seconds_and_finds_the_shared_bloc
 
 @pytest.fixture
 def llama_cpp() -> Iterator[str]:
-    pytest.importorskip("xllamacpp", reason="the wheel xllamacpp is for x86-64 Linux")
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-c", LLAMA_CPP, str(locate(DEFAULT_MODEL)), str(port)]
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet) as process:
-        try:
-            wait_until_healthy(url, process)
-            yield url
-        finally:
-            process.kill()
+    with llama_cpp_server(batch=64) as url:
+        yield url
 
 
 @pytest.mark.timeout(400)

@@ -2,11 +2,8 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,51 +11,13 @@ from typing import Any
 import pytest
 
 from biphase.client.record import read_records
-from biphase.models import DEFAULT_MODEL, locate
-
-LLAMA_CPP = """
-import sys, time, xllamacpp
-params = xllamacpp.CommonParams()
-params.model.path, params.port, params.n_parallel, params.n_ctx = sys.argv[1], int(sys.argv[2]), 2, 2048
-params.n_batch = params.n_ubatch = 64
-params.endpoint_metrics = True
-params.hostnames, params.cpuparams.n_threads, params.cpuparams_batch.n_threads = ["127.0.0.1"], 2, 2
-server = xllamacpp.Server(params)
-sys.stdin.read()
-"""
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
-def wait_until_healthy(url: str, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=2).close()
-        except OSError:
-            time.sleep(0.2)
-        else:
-            return
-    pytest.fail("the llama.cpp server did not start")
+from tests.experiments.llama_cpp import llama_cpp_server
 
 
 @pytest.fixture(scope="module")
 def llama_cpp() -> Iterator[str]:
-    pytest.importorskip("xllamacpp", reason="the wheel xllamacpp is for x86-64 Linux")
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-c", LLAMA_CPP, str(locate(DEFAULT_MODEL)), str(port)]
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet) as process:
-        try:
-            wait_until_healthy(url, process)
-            yield url
-        finally:
-            process.kill()
+    with llama_cpp_server(batch=64) as url:
+        yield url
 
 
 def profile(url: str, tmp_path: Path, lengths: str = "1,16,64") -> dict[str, Any]:

@@ -1,33 +1,21 @@
 """The split of real engines beside the client's own records of the same requests."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 
 import pytest
 
 from biphase.client.record import Record
 from biphase.experiments.split import SplitResult
-from biphase.models import DEFAULT_MODEL, locate
+from biphase.models import DEFAULT_MODEL
 from biphase.server.launch import managed_server
+from tests.experiments.llama_cpp import llama_cpp_server
 from tests.experiments.split_traffic import client_seconds, watched_traffic
-from tests.experiments.test_real_servers import free_port, wait_until_healthy
 from tests.timing import holds_when_undisturbed
 
 SHAPES = ((192, 12), (64, 24), (128, 16), (256, 8))
 CLOSE = 0.02
 """Of all request-seconds: HTTP and the client's clock are no part of the server's, and little beside them."""
-
-LLAMA_CPP = """
-import sys, xllamacpp
-params = xllamacpp.CommonParams()
-params.model.path, params.port, params.n_parallel, params.n_ctx = sys.argv[1], int(sys.argv[2]), 2, 2048
-params.hostnames, params.cpuparams.n_threads, params.cpuparams_batch.n_threads = ["127.0.0.1"], 2, 2
-params.endpoint_metrics = True
-server = xllamacpp.Server(params)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +26,8 @@ def built_in() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def llama_cpp() -> Iterator[str]:
-    pytest.importorskip("xllamacpp", reason="the wheel xllamacpp is for x86-64 Linux")
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-c", LLAMA_CPP, str(locate(DEFAULT_MODEL)), str(port)]
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet) as process:
-        try:
-            wait_until_healthy(url, process)
-            yield url
-        finally:
-            process.kill()
+    with llama_cpp_server() as url:
+        yield url
 
 
 def check_tokens(result: SplitResult, records: Sequence[Record]) -> None:

@@ -1,10 +1,6 @@
 """``biphase stall`` recovers the chunk size that real servers were given: the built-in engine, llama.cpp, vLLM."""
 
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -12,20 +8,10 @@ from biphase.analysis.stall_result import ServerStall
 from biphase.client import clock
 from biphase.client.endpoint import Access
 from biphase.experiments.stall import Run, StallPlan, measure
-from biphase.models import DEFAULT_MODEL, locate
+from biphase.models import DEFAULT_MODEL
 from biphase.server.launch import managed_server
-from tests.experiments.test_real_servers import free_port, wait_until_healthy
+from tests.experiments.llama_cpp import llama_cpp_server
 from tests.timing import holds_when_undisturbed
-
-LLAMA_CPP = """
-import sys, xllamacpp
-params = xllamacpp.CommonParams()
-params.model.path, params.port, params.n_parallel, params.n_ctx = sys.argv[1], int(sys.argv[2]), 3, 6144
-params.n_batch = params.n_ubatch = int(sys.argv[3])
-params.hostnames, params.cpuparams.n_threads, params.cpuparams_batch.n_threads = ["127.0.0.1"], 1, 1
-server = xllamacpp.Server(params)
-sys.stdin.read()
-"""
 
 
 def stall(url: str, plan: StallPlan) -> ServerStall:
@@ -56,23 +42,9 @@ def test_the_budget_of_the_built_in_engine() -> None:
         check(server.url, StallPlan(victims=2, prompt=700, repeats=1), 128)
 
 
-@contextmanager
-def llama_cpp(n_batch: int) -> Iterator[str]:
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-c", LLAMA_CPP, str(locate(DEFAULT_MODEL)), str(port), str(n_batch)]
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet) as process:
-        try:
-            wait_until_healthy(url, process)
-            yield url
-        finally:
-            process.kill()
-
-
 @pytest.mark.timeout(400)
 def test_the_batch_size_of_llama_cpp() -> None:
-    pytest.importorskip("xllamacpp", reason="the wheel xllamacpp is for x86-64 Linux")
-    with llama_cpp(64) as url:
+    with llama_cpp_server(slots=3, context=6144, batch=64, threads=1) as url:
         check(url, StallPlan(victims=2, prompt=220, repeats=1), 64)
 
 
