@@ -2,21 +2,28 @@
 
 Every stamp is ``time.perf_counter()`` when the event loop hands bytes over, before anything parses them. Bytes that
 arrive while the loop is busy wait for it; the loop's own selector knows for how long at most, so each record can say
-how much of a gap may be the client's.
+how much of a gap may be the client's. What can wait until nothing arrives is put off: a server that writes to all its
+streams at once, as an engine's step does, would else have the last of them wait for the parsing of all others.
 """
 
 import asyncio
 import gc
 import selectors
 import time
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
+SLICE_S = 2e-4
+"""How long put-off work may go on before the next look for arrivals: far below the 2 ms that a stamp may be late."""
+LONGEST_PUT_OFF_S = 0.05
+"""How old put-off work may become while there is always something to read: one slice of it is then done a turn."""
+
 
 class LagSelector(selectors.DefaultSelector):
-    """A selector that remembers since when the bytes it reports can have been waiting.
+    """A selector that remembers since when the bytes it reports can have been waiting, and works while none do.
 
     ``earliest``: of bytes that a protocol is given in this turn of the loop. ``earliest_before``: of bytes for which a
     coroutine wakes in this turn, as asyncio does one turn after the read.
@@ -25,17 +32,30 @@ class LagSelector(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         now = time.perf_counter()
-        self._returned = self.earliest = self.earliest_before = now
+        self._looked = self.earliest = self.earliest_before = now
+        self._put_off: deque[tuple[float, Callable[[], None]]] = deque()
+
+    def put_off(self, since: float, work: Callable[[], None]) -> None:
+        """Call ``work`` when nothing arrives, or when ``since`` is long ago; in order."""
+        self._put_off.append((since, work))
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """As in the base class."""
+        """As in the base class; gives an empty list at once when it has worked."""
         ready = super().select(0)
-        earliest = self._returned  # what is there already came at some time since the last look
-        if not ready and (timeout is None or timeout > 0):
+        earliest = self._looked  # what is there already came at some time since the last look
+        self._looked = time.perf_counter()
+        if self._put_off:
+            if not ready or self._looked - self._put_off[0][0] > LONGEST_PUT_OFF_S:
+                self._work(self._looked + SLICE_S)
+        elif not ready and (timeout is None or timeout > 0):
             ready = super().select(timeout)
-            earliest = time.perf_counter()  # what ends a wait has just come
-        self.earliest_before, self.earliest, self._returned = self.earliest, earliest, time.perf_counter()
+            earliest = self._looked = time.perf_counter()  # what ends a wait has just come
+        self.earliest_before, self.earliest = self.earliest, earliest
         return ready
+
+    def _work(self, end: float) -> None:
+        while self._put_off and time.perf_counter() < end:
+            self._put_off.popleft()[1]()
 
 
 class MeasuringLoop(asyncio.SelectorEventLoop):
@@ -80,7 +100,7 @@ def interrupt() -> bool:
 
 
 class ArrivalClock(Protocol):
-    """Since when bytes can have been waiting for this process; both are moments of ``time.perf_counter``."""
+    """Since when bytes can have been waiting for this process, in ``time.perf_counter``, and what to do meanwhile."""
 
     @property
     def earliest(self) -> float: ...
@@ -88,15 +108,20 @@ class ArrivalClock(Protocol):
     @property
     def earliest_before(self) -> float: ...
 
+    def put_off(self, since: float, work: Callable[[], None]) -> None: ...
+
 
 class _NoLag:
-    """On a loop that ``run`` did not make: no wait is known."""
+    """On a loop that ``run`` did not make: no wait is known, and nothing is put off."""
 
     @property
     def earliest(self) -> float:
         return time.perf_counter()
 
     earliest_before = earliest
+
+    def put_off(self, since: float, work: Callable[[], None]) -> None:
+        work()
 
 
 def arrival_clock() -> ArrivalClock:
