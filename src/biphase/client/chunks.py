@@ -30,7 +30,10 @@ class Usage(msgspec.Struct, gc=False):
     def cached(self) -> int | None:
         """Prompt tokens that a prefix cache answered, under any of the names servers use."""
         details = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
-        return next((n for n in (details, self.cached_tokens, self.prompt_cache_hit_tokens) if n is not None), None)
+        for named in (details, self.cached_tokens, self.prompt_cache_hit_tokens):
+            if named is not None:
+                return named
+        return None
 
 
 class _Delta(msgspec.Struct, gc=False):
