@@ -15,12 +15,13 @@ from biphase.engine.build import build
 from biphase.engine.compiled import CompiledModel, PagedCache
 from biphase.engine.config import ModelConfig
 from biphase.engine.engine import Engine
-from biphase.engine.model import DecodeRows, Model, PrefillChunk, Rows
+from biphase.engine.model import Model
 from biphase.engine.options import EngineOptions
 from biphase.engine.packing import pack
+from biphase.engine.rows import DecodeRows, PrefillChunk, Rows
 from biphase.engine.safetensors_files import shapes
 from biphase.engine.weights import assemble
-from tests.engine.tiny import run, submit
+from tests.engine.tiny import prefill, run, submit
 
 CASES = json.loads((Path(__file__).parents[1] / "data/smollm2_greedy.json").read_text())["cases"]
 
@@ -44,10 +45,7 @@ def test_every_token_of_the_reference(together: bool) -> None:
 @pytest.mark.parametrize("n", range(len(CASES)))
 def test_first_token_logprobs(n: int) -> None:
     model, case = build_engine().runner.model, CASES[n]
-    length = len(case["prompt_token_ids"])
-    positions, blocks = torch.arange(length), torch.arange(-(-length // 16))
-    rows = Rows(torch.tensor(case["prompt_token_ids"]), positions, positions)
-    logprobs = torch.log_softmax(model.prefill(rows, [PrefillChunk(0, length, 0, blocks, True)])[0], dim=-1)
+    logprobs = torch.log_softmax(prefill(model, case["prompt_token_ids"])[0], dim=-1)
     for token, expected in case["first_token_top5_logprobs"]:
         assert float(logprobs[token]) == pytest.approx(expected, abs=0.05)
 
@@ -114,18 +112,18 @@ def pair(variant: str, kept: torch.dtype = torch.bfloat16) -> tuple[CompiledMode
     return CompiledModel(config, pack(config, source), PagedCache(config, 80)), torch_model
 
 
-def chunk_rows(tokens: list[int], past: int, table: torch.Tensor) -> tuple[Rows, torch.Tensor]:
-    positions = torch.arange(past, past + len(tokens))
-    return Rows(torch.tensor(tokens), positions, table[positions // 16] * 16 + positions % 16), table
+def chunk_rows(tokens: list[int], past: int, table: np.ndarray) -> tuple[Rows, np.ndarray]:
+    positions = np.arange(past, past + len(tokens))
+    return Rows(np.array(tokens), positions, table[positions // 16] * 16 + positions % 16), table
 
 
 def joined(parts: list[Rows]) -> Rows:
-    return Rows(*(torch.cat([getattr(part, name) for part in parts]) for name in ("tokens", "positions", "slots")))
+    return Rows(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("tokens", "positions", "slots")))
 
 
-def close(got: torch.Tensor, expected: torch.Tensor) -> None:
+def close(got: np.ndarray, expected: np.ndarray) -> None:
     """Keys and values are rounded to float16: half of 2^-10 in a score of 10 or more is 5e-3 in its weight."""
-    assert float((got - expected).abs().max()) < 5e-3 * float(expected.abs().max())
+    assert np.abs(got - expected).max() < 5e-3 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -135,10 +133,7 @@ def test_both_phases_and_a_mixed_step_equal_torch(variant: str, kept: torch.dtyp
     compiled, reference = pair(variant, kept)
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, compiled.config.vocab_size, size).tolist() for size in (5, 90, 300)]
-    tables = [
-        torch.arange(n * 25, n * 25 + 25)[torch.randperm(25, generator=torch.Generator().manual_seed(n))]
-        for n in range(3)
-    ]
+    tables = [rng.permutation(np.arange(n * 25, n * 25 + 25)) for n in range(3)]
     for tokens, table in zip(prompts, tables, strict=True):
         for begin, end in ((0, 3), (3, 60), (60, 90), (90, 300)):
             part = tokens[begin:end]
@@ -146,8 +141,8 @@ def test_both_phases_and_a_mixed_step_equal_torch(variant: str, kept: torch.dtyp
                 rows, blocks = chunk_rows(part, begin, table)
                 chunks = [PrefillChunk(0, len(part), begin, blocks, True)]
                 close(compiled.prefill(rows, chunks), reference.prefill(rows, chunks))
-    lengths = torch.tensor([6, 91, 301], dtype=torch.int32)
-    decodes = DecodeRows(torch.stack(tables).int(), lengths)
+    lengths = np.array([6, 91, 301], dtype=np.int32)
+    decodes = DecodeRows(np.stack(tables).astype(np.int32), lengths)
     rows = joined([chunk_rows([7 + n], int(lengths[n]) - 1, tables[n])[0] for n in range(3)])
     close(compiled.decode(rows, decodes), reference.decode(rows, decodes))
     pair_of = DecodeRows(decodes.tables[1:], lengths[1:] + 1)
@@ -162,7 +157,7 @@ def test_both_phases_and_a_mixed_step_equal_torch(variant: str, kept: torch.dtyp
 def test_rows_of_no_interest_cost_no_logits() -> None:
     compiled, _ = pair("llama")
     for size in (4, 40):
-        rows, table = chunk_rows([1] * size, 0, torch.arange(25))
+        rows, table = chunk_rows([1] * size, 0, np.arange(25))
         assert compiled.prefill(rows, [PrefillChunk(0, size, 0, table, False)]).shape == (0, 203)
 
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from biphase.engine.engine import Engine
 from biphase.engine.kernels.select import compiled_kernels, reference_kernels
 from biphase.engine.messages import Output, Submit
-from biphase.engine.model import Model, PrefillChunk, Rows
+from biphase.engine.model import Model
 from biphase.engine.trace import Trace
 from biphase.scheduling.config import SchedulerConfig
 from biphase.scheduling.request import SamplingParams
-from tests.engine.tiny import CONFIG, run, submit, tiny_engine, tiny_model
+from tests.engine.tiny import CONFIG, prefill, run, submit, tiny_engine, tiny_model
 
 PROMPTS = {f"r{n}": tuple((n * 31 + i * 7) % 97 for i in range(3 + 11 * n)) for n in range(6)}
 
@@ -28,12 +28,7 @@ def alone(name: str, max_tokens: int = 20) -> list[int]:
 
 def whole_logits(model: Model, tokens: list[int]) -> torch.Tensor:
     """Logits after every prefix, each by one prefill of the whole prefix: no chunks, no decode, no cache of before."""
-    rows = []
-    for n in range(1, len(tokens) + 1):
-        positions = torch.arange(n)
-        chunk = PrefillChunk(0, n, 0, torch.arange(-(-n // 16)), samples=True)
-        rows.append(model.prefill(Rows(torch.tensor(tokens[:n]), positions, positions), [chunk]))
-    return torch.cat(rows)
+    return torch.cat([prefill(model, tokens[:n]) for n in range(1, len(tokens) + 1)])
 
 
 @pytest.mark.parametrize("kernels", [reference_kernels, compiled_kernels])
@@ -118,9 +113,7 @@ def test_a_poisoned_prompt_is_reported_as_such() -> None:
 
 
 def test_logits_have_the_vocabulary_of_the_config() -> None:
-    positions = torch.arange(4)
-    chunk = PrefillChunk(0, 4, 0, torch.arange(1), samples=True)
-    logits = tiny_model().prefill(Rows(torch.arange(4), positions, positions), [chunk])
+    logits = prefill(tiny_model(), [0, 1, 2, 3])
     assert logits.shape == (1, CONFIG.vocab_size)
     assert logits.dtype == torch.float32
 

@@ -9,8 +9,9 @@ from safetensors.torch import save_file
 
 from biphase.engine import kv_cache
 from biphase.engine.loading import load
-from biphase.engine.model import Model, PrefillChunk, Rows
+from biphase.engine.model import Model
 from tests.data.make_tiny_families import values
+from tests.engine.tiny import prefill
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data/tiny_families.json").read_text())
 
@@ -27,9 +28,7 @@ def logits_in_chunks(model: Model, tokens: list[int], sizes: list[int]) -> torch
     """The last row's logits after a prefill in chunks of the given sizes."""
     past, logits = 0, torch.empty(0)
     for size in sizes:
-        positions = torch.arange(past, past + size)
-        chunk = PrefillChunk(0, size, past, torch.arange(16), samples=True)
-        logits = model.prefill(Rows(torch.tensor(tokens[past : past + size]), positions, positions), [chunk])
+        logits = prefill(model, tokens[past : past + size], past)
         past += size
     return logits[0]
 

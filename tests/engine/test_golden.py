@@ -5,11 +5,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from biphase.engine.build import build
 from biphase.engine.engine import Engine
 from biphase.engine.options import EngineOptions
-from tests.engine.tiny import run, submit
+from tests.engine.tiny import prefill, run, submit
 
 pytestmark = pytest.mark.timeout(300)  # 400 prefills through torch on cores that others may use
 
@@ -51,14 +52,7 @@ def test_bfloat16_gives_the_token_wherever_the_margin_exceeds_its_tolerance() ->
 
 @pytest.mark.parametrize("case", CASES[:2], ids=["france", "story"])
 def test_first_token_logprobs_match_the_reference(case: dict) -> None:
-    import torch
-
-    from biphase.engine.model import PrefillChunk, Rows
-
-    model = build_engine("float32").runner.model
-    tokens = torch.tensor(case["prompt_token_ids"])
-    positions = torch.arange(len(tokens))
-    chunk = PrefillChunk(0, len(tokens), 0, torch.arange(4), samples=True)
-    logprobs = torch.log_softmax(model.prefill(Rows(tokens, positions, positions), [chunk])[0], dim=-1)
+    logits = prefill(build_engine("float32").runner.model, case["prompt_token_ids"])
+    logprobs = torch.log_softmax(logits[0], dim=-1)
     for token, expected in case["first_token_top5_logprobs"]:
         assert float(logprobs[token]) == pytest.approx(expected, abs=2e-3)  # the file keeps four decimals

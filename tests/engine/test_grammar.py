@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from biphase.engine.grammar import Grammars, json_grammar, vocabulary_of
 from biphase.engine.sampling import choose
@@ -43,7 +43,7 @@ def request(name: str, grammar: str, seed: int = 0, temperature: float = 1.0) ->
     return Request(name, (1, 2), 400, frozenset({2}), sampling)
 
 
-def write(one: Request, grammars: Grammars, logits: Callable[[], torch.Tensor]) -> list[int]:
+def write(one: Request, grammars: Grammars, logits: Callable[[], np.ndarray]) -> list[int]:
     """Tokens up to the end of sequence, chosen from whatever ``logits`` gives."""
     while len(one.output) < 400:
         (choice,) = choose(logits()[None], [one], grammars)
@@ -56,9 +56,9 @@ def write(one: Request, grammars: Grammars, logits: Callable[[], torch.Tensor]) 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_logits_give_json_of_the_schema(text: Text, grammars: Grammars, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
+    rng = np.random.default_rng(seed)
     one = request(f"r{seed}", json_grammar(PERSON), seed)
-    answer = json.loads(text.decode(write(one, grammars, lambda: torch.randn(text.vocab_size, generator=generator))))
+    answer = json.loads(text.decode(write(one, grammars, lambda: rng.standard_normal(text.vocab_size, np.float32))))
     assert set(answer) == {"name", "age", "kind"}
     assert len(answer["name"]) <= 8
     assert 0 <= answer["age"] <= 120
@@ -66,14 +66,14 @@ def test_random_logits_give_json_of_the_schema(text: Text, grammars: Grammars, s
 
 
 def test_a_model_that_wants_to_stop_at_once_must_finish_its_object_first(text: Text, grammars: Grammars) -> None:
-    logits = torch.zeros(text.vocab_size)
+    logits = np.zeros(text.vocab_size, dtype=np.float32)
     logits[2] = 50.0
     tokens = write(request("stop", json_grammar(PERSON), temperature=0), grammars, lambda: logits)
     assert isinstance(json.loads(text.decode(tokens)), dict)
 
 
 def test_white_space_between_tokens_is_bounded(text: Text, grammars: Grammars) -> None:
-    logits = torch.zeros(text.vocab_size)
+    logits = np.zeros(text.vocab_size, dtype=np.float32)
     logits[[token for token in range(text.vocab_size) if text.table[token].strip() == b""]] = 50.0
     one = request("space", json_grammar({"type": "object", "maxProperties": 0}), temperature=0)
     assert json.loads(text.decode(write(one, grammars, lambda: logits))) == {}
@@ -82,7 +82,7 @@ def test_white_space_between_tokens_is_bounded(text: Text, grammars: Grammars) -
 def test_a_grammar_that_breaks_fails_its_request_alone(text: Text, grammars: Grammars) -> None:
     one, other = request("left", json_grammar(PERSON)), request("well", json_grammar(PERSON))
     one.output += text.encode("no JSON", special=False)
-    choices = choose(torch.zeros(2, text.vocab_size), [one, other], grammars)
+    choices = choose(np.zeros((2, text.vocab_size), dtype=np.float32), [one, other], grammars)
     assert choices[0].token is None
     assert choices[0].error is not None
     assert "left its response_format" in choices[0].error

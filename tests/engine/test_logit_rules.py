@@ -6,8 +6,8 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
+from scipy.special import softmax
 
 from biphase.engine.logit_rules import apply_rules
 from biphase.engine.messages import Submit
@@ -22,7 +22,7 @@ def request(rules: LogitRules | None = None, output: tuple[int, ...] = (), **fie
 
 
 def changed(rules: LogitRules, logits: list[float], output: tuple[int, ...] = ()) -> list[float]:
-    row = torch.tensor(logits)
+    row = np.array(logits, dtype=np.float32)
     apply_rules(row, request(rules, output), rules, None)
     return row.tolist()
 
@@ -49,27 +49,27 @@ def test_a_bias_is_added_before_the_penalties() -> None:
 
 @pytest.mark.parametrize(("output", "chosen"), [((), 1), ((1,), 1), ((1, 1), 3), ((1, 1, 1), 3)])
 def test_min_tokens_bans_stop_ids_until_so_many_tokens_came(output: tuple[int, ...], chosen: int) -> None:
-    (choice,) = choose(torch.tensor([[0.0, 2.0, 1.0, 5.0]]), [request(LogitRules(min_tokens=2), output)])
+    (choice,) = choose(np.array([[0, 2, 1, 5]], dtype=np.float32), [request(LogitRules(min_tokens=2), output)])
     assert choice.token == chosen
 
 
 def test_a_ban_does_not_hide_a_broken_row() -> None:
-    logits = torch.tensor([[0.0, 1.0, 2.0, float("nan")], [0.0, 1.0, 2.0, 9.0]])
+    logits = np.array([[0, 1, 2, np.nan], [0, 1, 2, 9]], dtype=np.float32)
     broken, other = choose(logits, [request(LogitRules(min_tokens=2)), request(LogitRules(min_tokens=2))])
     assert (broken.token, broken.error) == (None, NOT_FINITE)
     assert other.token == 2
 
 
 def test_rules_of_one_row_leave_the_others_and_the_logits_alone() -> None:
-    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]] * 2)
-    before = logits.clone()
+    logits = np.array([[0, 1, 2, 3]] * 2, dtype=np.float32)
+    before = logits.copy()
     choices = choose(logits, [request(LogitRules(logit_bias=((0, 50.0),))), request()])
     assert [choice.token for choice in choices] == [0, 3]
-    assert torch.equal(logits, before)
+    assert np.array_equal(logits, before)
 
 
 def test_logprobs_are_the_model_s_own_before_rules_and_temperature() -> None:
-    logits = torch.tensor([[math.log(0.5), math.log(0.25), math.log(0.125), math.log(0.125)]])
+    logits = np.log([[0.5, 0.25, 0.125, 0.125]]).astype(np.float32)
     rules = LogitRules(logit_bias=((0, -100.0),))
     (choice,) = choose(logits, [request(rules, logprobs=2)])
     assert choice.token == 1
@@ -80,7 +80,7 @@ def test_logprobs_are_the_model_s_own_before_rules_and_temperature() -> None:
 
 
 def test_logprobs_of_zero_likeliest_are_of_the_chosen_token_alone() -> None:
-    (choice,) = choose(torch.zeros(1, 4), [request(logprobs=0)])
+    (choice,) = choose(np.zeros((1, 4), dtype=np.float32), [request(logprobs=0)])
     assert choice.logprobs is not None
     assert (choice.logprobs.top, choice.logprobs.logprob) == ((), pytest.approx(-math.log(4)))
 
@@ -88,12 +88,12 @@ def test_logprobs_of_zero_likeliest_are_of_the_chosen_token_alone() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.01, 1.0), st.floats(0.3, 3.0))
 def test_min_p_keeps_those_of_its_share_of_the_likeliest(seed: int, min_p: float, temperature: float) -> None:
-    logits = torch.randn(40, generator=torch.Generator().manual_seed(seed)) * 2
-    probabilities = torch.softmax(logits.double() / temperature, -1).numpy()
+    logits = np.random.default_rng(seed).standard_normal(40, np.float32) * 2
+    probabilities = softmax(logits.astype(np.float64) / temperature)
     # float32 rounding may keep or drop what lies on the boundary itself
     allowed = set(np.flatnonzero(probabilities >= (min_p - 1e-5) * probabilities.max()).tolist())
     requests = [request(temperature=temperature, min_p=min_p, seed=draw) for draw in range(100)]
-    assert {choice.token for choice in choose(logits.expand(100, -1), requests)} <= allowed
+    assert {choice.token for choice in choose(np.broadcast_to(logits, (100, 40)), requests)} <= allowed
 
 
 PROMPTS = {f"r{n}": tuple((n * 31 + i * 7) % 97 for i in range(3 + 11 * n)) for n in range(6)}

@@ -12,8 +12,9 @@ pytest.importorskip("numba")
 from biphase.engine import kv_cache
 from biphase.engine.compiled import PagedCache
 from biphase.engine.kernels.select import reference_kernels
-from biphase.engine.model import Model, PrefillChunk, Rows
+from biphase.engine.model import Model
 from biphase.engine.packing import pack
+from biphase.engine.rows import PrefillChunk, Rows
 from biphase.engine.safetensors_files import RandomSource
 from biphase.engine.weights import assemble
 from tests.engine.many_rows import Part, run_step, step_of
@@ -59,10 +60,10 @@ class Both:
 
     def reference(self, tokens):
         """Logits of every row of a prompt, by torch."""
-        chunk = PrefillChunk(0, len(tokens), 0, torch.arange(50), samples=True)
-        positions = torch.arange(len(tokens))
-        rows = Rows(torch.tensor(tokens), positions, positions)
-        return self.model._forward(rows, partial(self.model._attend_prefill, [chunk]), None).numpy()
+        chunk = PrefillChunk(0, len(tokens), 0, np.arange(50), samples=True)
+        positions = np.arange(len(tokens))
+        rows = Rows(np.array(tokens), positions, positions)
+        return self.model._forward(rows, partial(self.model._attend_prefill, [chunk]), None)
 
 
 @pytest.fixture(scope="module", params=CONFIGS, ids=list(CONFIGS))

@@ -1,5 +1,8 @@
 """A tiny random model, so that the engine's logic is tested in milliseconds."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 
 from biphase.engine import kv_cache
@@ -8,6 +11,7 @@ from biphase.engine.engine import Engine
 from biphase.engine.kernels.select import Kernels
 from biphase.engine.messages import Submit
 from biphase.engine.model import Model
+from biphase.engine.rows import PrefillChunk, Rows, TwoPhaseModel
 from biphase.engine.safetensors_files import RandomSource
 from biphase.engine.weights import assemble
 from biphase.scheduling.config import SchedulerConfig
@@ -36,6 +40,14 @@ def tiny_model(num_blocks: int = 40, block_size: int = 16, kernels: Kernels | No
 def tiny_engine(num_blocks: int = 40, budget: int = 256, max_seqs: int = 8, kernels: Kernels | None = None) -> Engine:
     config = SchedulerConfig(num_blocks, 512, 16, max_num_batched_tokens=budget, max_num_seqs=max_seqs)
     return Engine(tiny_model(num_blocks, kernels=kernels), config)
+
+
+def prefill(model: TwoPhaseModel, tokens: Sequence[int], past: int = 0) -> torch.Tensor:
+    """Logits [1, vocab] after a chunk of one sequence, which has the first blocks of the cache."""
+    end = past + len(tokens)
+    positions, blocks = np.arange(past, end), np.arange(-(-end // model.block_size))
+    chunk = PrefillChunk(0, len(tokens), past, blocks, samples=True)
+    return torch.from_numpy(model.prefill(Rows(np.array(tokens), positions, positions), [chunk]))
 
 
 def submit(

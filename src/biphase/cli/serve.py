@@ -39,6 +39,7 @@ def serve(
     prefix_caching: bool = typer.Option(True, help="Reuse the KV cache of prompts that begin alike."),
     max_queued_requests: int = typer.Option(512, min=1, help="Requests that may wait; beyond: 429."),
     max_queued_tokens: int = typer.Option(262_144, min=1, help="Prompt tokens that may wait; beyond: 429."),
+    weight_cache: bool = typer.Option(True, help="Keep the packed weights on disk, so that the next start is faster."),
     trace: str | None = typer.Option(None, help="Write every step to this file, for ui.perfetto.dev."),
     api_key: list[str] = typer.Option([], envvar="BIPHASE_API_KEY", show_default=False, help="Ask clients for it."),
     cors_origin: list[str] = typer.Option([], show_default=False, help="Let its web pages call the API; * is any."),
@@ -73,6 +74,7 @@ def serve(
         max_queued_requests=max_queued_requests,
         max_queued_tokens=max_queued_tokens,
         trace=trace,
+        weight_cache=weight_cache,
     )
     policy = Policy(tuple(api_key), tuple(cors_origin), health_timeout)
     raise typer.Exit(_run(options, host, port, served_model_name or model, policy, drain_timeout, managed))

@@ -1,23 +1,25 @@
 """From options to an engine that is ready: model loaded, kernels compiled, KV pool reserved, limits settled."""
 
+import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
-import torch
-
-from biphase.engine import kv_cache
 from biphase.engine.config import ModelConfig
 from biphase.engine.engine import Engine
-from biphase.engine.loading import load, load_packed
 from biphase.engine.messages import Ready
-from biphase.engine.model import Model, TwoPhaseModel
 from biphase.engine.options import EngineOptions
+from biphase.engine.packed_loading import load_packed
+from biphase.engine.rows import TwoPhaseModel
 from biphase.engine.trace import Trace
 from biphase.errors import BadInput
 from biphase.scheduling.config import SchedulerConfig
 from biphase.scheduling.step_time import StepTimeLaw
+
+if TYPE_CHECKING:
+    from biphase.engine.kernels.image import PackedModel
 
 BLOCK_SIZE = 16
 """Tokens per KV block, as in vLLM: small enough to waste half a block a sequence, long enough to read in one run."""
@@ -28,7 +30,7 @@ DEFAULT_KV_BYTES = 4e9
 def build(options: EngineOptions, progress: Callable[[str], None] = lambda _: None) -> tuple[Engine, Ready]:
     """Load a model and make its engine ready: kernels compiled, KV pool reserved, limits settled."""
     started = perf_counter()
-    set_threads(options.threads)
+    set_threads(threads_of(options))
     progress(f"loading {options.model}")
     trace = Trace(Path(options.trace)) if options.trace else None
     model, config, dtypes = _model(options)
@@ -51,14 +53,28 @@ def build(options: EngineOptions, progress: Callable[[str], None] = lambda _: No
 def _model(options: EngineOptions) -> tuple[TwoPhaseModel, SchedulerConfig, tuple[str, str]]:
     """The model with its cache, its limits, and the types of weights and cache."""
     packed = load_packed(options)
-    if packed is not None:
-        from biphase.engine.compiled import CompiledModel, PagedCache
+    return _torch_model(options) if packed is None else _compiled_model(options, *packed)
 
-        shape, image = packed
-        config = _limits(options, shape, 2)
-        words = 1 if options.activations == "int8" else 2
-        compiled = CompiledModel(shape, image, PagedCache(shape, config.num_blocks), words)
-        return compiled, config, ("native" if options.dtype == "auto" else "int8", "float16")
+
+def _compiled_model(
+    options: EngineOptions, shape: ModelConfig, packed: "PackedModel"
+) -> tuple[TwoPhaseModel, SchedulerConfig, tuple[str, str]]:
+    from biphase.engine.compiled import CompiledModel, PagedCache
+
+    config = _limits(options, shape, 2)
+    words = 1 if options.activations == "int8" else 2
+    model = CompiledModel(shape, packed, PagedCache(shape, config.num_blocks), words)
+    return model, config, ("native" if options.dtype == "auto" else "int8", "float16")
+
+
+def _torch_model(options: EngineOptions) -> tuple[TwoPhaseModel, SchedulerConfig, tuple[str, str]]:
+    import torch
+
+    from biphase.engine import kv_cache
+    from biphase.engine.loading import load
+    from biphase.engine.model import Model
+
+    torch.set_num_threads(threads_of(options))
     shape, weights = load(options.model, options.dtype, options.random_weights)
     dtype = weights.embedding.dtype
     config = _limits(options, shape, dtype.itemsize)
@@ -81,7 +97,7 @@ def warm_up(engine: Engine) -> None:
 
 def settle(model: TwoPhaseModel) -> None:
     """Let a model that has two programs find from how many rows on the second is faster."""
-    if not isinstance(model, Model):
+    if hasattr(model, "crossover"):  # not isinstance: the compiled model cannot be imported without numba
         from biphase.engine import crossover
         from biphase.engine.compiled import CompiledModel
 
@@ -132,18 +148,21 @@ def _law_shapes(config: SchedulerConfig) -> dict[str, tuple[int, int, int]]:
     }
 
 
-def set_threads(threads: int | None) -> None:
-    """Give torch and numba the same threads: those asked for, or the processors this process may run on."""
+def threads_of(options: EngineOptions) -> int:
+    """Those asked for, or as many as the processors that this process may run on."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = threads or available
+    count = options.threads or available
     if count > available:
         raise BadInput(f"{count} threads were asked for and this process may use {available} processors")
-    torch.set_num_threads(count)
-    try:
+    return count
+
+
+def set_threads(count: int) -> None:
+    """Let numba's kernels run on so many threads, where numba is installed; torch's are set where torch runs."""
+    if importlib.util.find_spec("numba") is not None:
         import numba
-    except ImportError:
-        return
-    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+
+        numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
 
 
 def _limits(options: EngineOptions, model: ModelConfig, element_bytes: int) -> SchedulerConfig:

@@ -7,24 +7,20 @@ phase they belong to; from ``crossover`` rows on the second is faster on this ma
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numba import get_num_threads
 from numpy.typing import NDArray
-from torch import Tensor
 
 from biphase.engine.config import ModelConfig
 from biphase.engine.kernels import few_rows_step as few
 from biphase.engine.kernels import many_rows_step as many
-from biphase.engine.kernels.image import Floats, PackedModel
+from biphase.engine.kernels.image import PackedModel
 from biphase.engine.kernels.row_attention import BLOCK, part_bytes
 from biphase.engine.kernels.team import new_team
-from biphase.engine.model import DecodeRows, PrefillChunk, Rows
+from biphase.engine.rows import DecodeRows, Ids32, Logits, PrefillChunk, Rows
 
 MOST_FEW_ROWS = 16
 BLOCKS_PER_ITEM = 16
 """Blocks of one attention item, 256 tokens: enough that starting it does not count, few enough to share a context."""
-
-Ints32 = NDArray[np.int32]
 
 
 class PagedCache:
@@ -58,55 +54,55 @@ class CompiledModel:
         """Tokens of a KV block."""
         return BLOCK
 
-    def prefill(self, rows: Rows, chunks: list[PrefillChunk]) -> Tensor:
+    def prefill(self, rows: Rows, chunks: list[PrefillChunk]) -> Logits:
         """Run chunks of prompts together. Returns logits [chunks that sample, vocab] of their last rows."""
         return self._forward(rows, [], chunks)
 
-    def decode(self, rows: Rows, decodes: DecodeRows) -> Tensor:
+    def decode(self, rows: Rows, decodes: DecodeRows) -> Logits:
         """One token of each sequence. Returns logits [N, vocab]."""
-        return self._forward(rows, list(decodes.tables.numpy()), [])
+        return self._forward(rows, list(decodes.tables), [])
 
-    def mixed(self, rows: Rows, decodes: DecodeRows, chunks: list[PrefillChunk]) -> Tensor:
+    def mixed(self, rows: Rows, decodes: DecodeRows, chunks: list[PrefillChunk]) -> Logits:
         """Decode rows first, then chunks. Returns logits of the decodes, then of the chunks that sample."""
-        return self._forward(rows, list(decodes.tables.numpy()), chunks)
+        return self._forward(rows, list(decodes.tables), chunks)
 
-    def _forward(self, rows: Rows, singles: list[Ints32], chunks: Sequence[PrefillChunk]) -> Tensor:
+    def _forward(self, rows: Rows, singles: list[Ids32], chunks: Sequence[PrefillChunk]) -> Logits:
         sampled = [*range(len(singles)), *(chunk.end - 1 for chunk in chunks if chunk.samples)]
         logits = np.empty((len(sampled), self.config.vocab_size), dtype=np.float32)
         if len(rows.tokens) < self.crossover:
             self._run_few(rows, singles, chunks, sampled, logits)
         else:
             self._run_many(rows, singles, chunks, sampled, logits)
-        return torch.from_numpy(logits)
+        return logits
 
     def _run_few(
-        self, rows: Rows, singles: list[Ints32], chunks: Sequence[PrefillChunk], sampled: list[int], logits: Floats
+        self, rows: Rows, singles: list[Ids32], chunks: Sequence[PrefillChunk], sampled: list[int], logits: Logits
     ) -> None:
         tables = list(singles)
         for chunk in chunks:  # every row of a chunk is one of the program's rows
-            tables += [chunk.blocks.numpy().astype(np.int32)] * (chunk.end - chunk.begin)
-        positions = rows.positions.numpy().astype(np.int32)
+            tables += [chunk.blocks.astype(np.int32)] * (chunk.end - chunk.begin)
+        positions = rows.positions.astype(np.int32)
         items, first_items = _attention_items(positions[: len(tables)])
-        tokens, slots, padded = rows.tokens.numpy().astype(np.int32), rows.slots.numpy(), _padded(tables)
+        tokens, slots, padded = rows.tokens.astype(np.int32), rows.slots, _padded(tables)
         chosen = np.array(sampled, dtype=np.int32)
         step = few.RowsStep(tokens, positions, slots, padded, items, first_items, chosen)
         work = self._few_work_for(len(tables), len(items))
         self._call(few.few_rows_step, step, work._replace(logits=logits))
 
     def _run_many(
-        self, rows: Rows, singles: list[Ints32], chunks: Sequence[PrefillChunk], sampled: list[int], logits: Floats
+        self, rows: Rows, singles: list[Ids32], chunks: Sequence[PrefillChunk], sampled: list[int], logits: Logits
     ) -> None:
-        positions = rows.positions.numpy().astype(np.int32)
+        positions = rows.positions.astype(np.int32)
         items, first_items = _attention_items(positions[: len(singles)])
         step = many.ManyRowsStep(
-            rows.tokens.numpy().astype(np.int32),
+            rows.tokens.astype(np.int32),
             positions,
-            rows.slots.numpy(),
+            rows.slots,
             _padded(singles),
             items,
             first_items,
             np.array([(c.begin, c.end - c.begin, c.past) for c in chunks], dtype=np.int64).reshape(-1, 3),
-            _padded([chunk.blocks.numpy() for chunk in chunks]),
+            _padded([chunk.blocks for chunk in chunks]),
             np.array(sampled, dtype=np.int32),
         )
         work, n = self._many_work_for(len(positions), len(items)), len(positions)
@@ -139,7 +135,7 @@ def _rounded(count: int) -> int:
     return max(16, 1 << (count - 1).bit_length())
 
 
-def _padded(tables: Sequence[NDArray[np.integer]]) -> Ints32:
+def _padded(tables: Sequence[NDArray[np.integer]]) -> Ids32:
     """Block tables of several lengths as one array."""
     padded = np.zeros((len(tables), max(map(len, tables), default=0)), dtype=np.int32)
     for row, blocks in enumerate(tables):
@@ -147,7 +143,7 @@ def _padded(tables: Sequence[NDArray[np.integer]]) -> Ints32:
     return padded
 
 
-def _attention_items(positions: Ints32) -> tuple[Ints32, Ints32]:
+def _attention_items(positions: Ids32) -> tuple[Ids32, Ids32]:
     """(row, first block, last block) of every item, and where each row's begin."""
     counts = positions // (BLOCK * BLOCKS_PER_ITEM) + 1
     first_items = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

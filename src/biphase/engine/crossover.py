@@ -8,13 +8,13 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-import torch
+import numpy as np
 from numba import get_num_threads
 
 from biphase.engine.compiled import MOST_FEW_ROWS, CompiledModel
 from biphase.engine.kernels import sources_digest, user_cache
 from biphase.engine.kernels.features import features
-from biphase.engine.model import PrefillChunk, Rows
+from biphase.engine.rows import PrefillChunk, Rows
 
 COUNTS = (4, 6, 8, 10, 12, 14, 16)
 REPEATS = 3
@@ -42,9 +42,9 @@ def measure(model: CompiledModel) -> int:
 
 
 def _seconds(model: CompiledModel, count: int, few: bool) -> float:
-    positions = torch.arange(count)
-    rows = Rows(torch.ones(count, dtype=torch.int64), positions, positions)
-    chunks = [PrefillChunk(0, count, 0, torch.arange(1), samples=True)]
+    positions = np.arange(count)
+    rows = Rows(np.ones(count, dtype=np.int64), positions, positions)
+    chunks = [PrefillChunk(0, count, 0, np.arange(1), samples=True)]
     model.crossover = count + 1 if few else 0
     return median(_timed(lambda: model.prefill(rows, chunks)) for _ in range(REPEATS))
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from biphase.engine.grammar import GrammarError, Grammars
 from biphase.engine.messages import Output, Step, Submit, Vocabulary
-from biphase.engine.model import TwoPhaseModel
+from biphase.engine.rows import TwoPhaseModel
 from biphase.engine.runner import Runner
 from biphase.engine.trace import Trace
 from biphase.scheduling.config import SchedulerConfig

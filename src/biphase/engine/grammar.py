@@ -7,7 +7,7 @@ tokens that would leave the grammar.
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llguidance
 import numpy as np
@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from biphase.engine.messages import Vocabulary
-from biphase.engine.text import Text
 from biphase.errors import BadInput
 from biphase.scheduling.request import Request
+
+if TYPE_CHECKING:
+    from biphase.engine.text import Text
 
 WHITESPACE = r"[ \n\r\t]{0,20}"
 """Between the tokens of JSON. Without a bound a small model may emit line breaks until ``max_tokens``."""
@@ -47,7 +49,7 @@ def json_grammar(schema: Mapping[str, Any] | bool) -> str:
     return grammar
 
 
-def vocabulary_of(text: Text) -> Vocabulary | None:
+def vocabulary_of(text: "Text") -> Vocabulary | None:
     """What the engine's process needs of the server's tokenizer; None for a model that cannot be held to a grammar."""
     if text.vocabulary is None or not text.eos_ids:
         return None

@@ -7,22 +7,21 @@ the request, not what this step computed, so cached and resumed tokens count (ll
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from biphase.engine.grammar import GrammarError, Grammars
+from biphase.engine.rows import Logits
 from biphase.scheduling.request import LogitRules, Request
 
 BANNED = float("-inf")
 
 
-def apply_rules(row: Tensor, request: Request, rules: LogitRules, grammars: Grammars | None) -> None:
+def apply_rules(row: Logits, request: Request, rules: LogitRules, grammars: Grammars | None) -> None:
     """Change ``row`` [vocab] in place; ``GrammarError`` when the grammar leaves nothing to choose."""
     if rules.grammar is not None:
         _keep_to_grammar(row, request, rules.grammar, grammars)
     if rules.logit_bias:
         ids, biases = zip(*rules.logit_bias, strict=True)
-        row[list(ids)] += torch.tensor(biases, dtype=row.dtype)
+        row[list(ids)] += np.array(biases, dtype=np.float32)
     if len(request.output) < rules.min_tokens:
         row[list(request.stop_ids)] = BANNED
     if rules.repetition_penalty != 1:
@@ -31,22 +30,22 @@ def apply_rules(row: Tensor, request: Request, rules: LogitRules, grammars: Gram
         _penalize_output(row, request.output, rules)
 
 
-def _keep_to_grammar(row: Tensor, request: Request, grammar: str, grammars: Grammars | None) -> None:
+def _keep_to_grammar(row: Logits, request: Request, grammar: str, grammars: Grammars | None) -> None:
     if grammars is None:
         raise GrammarError("the engine was given no vocabulary, which a response_format needs")
-    row[torch.from_numpy(~grammars.allowed(request, grammar))] = BANNED
-    if not bool(torch.isfinite(row.max())):
+    row[~grammars.allowed(request, grammar)] = BANNED
+    if not np.isfinite(row.max()):
         raise GrammarError("the response_format leaves no token to choose")
 
 
-def _penalize_repetition(row: Tensor, tokens: Sequence[int], penalty: float) -> None:
+def _penalize_repetition(row: Logits, tokens: Sequence[int], penalty: float) -> None:
     """Keskar et al. 2019 (CTRL), section 4.1: divide what is above zero, multiply what is below, each token once."""
-    seen = torch.from_numpy(np.unique(np.array(tokens, dtype=np.int64)))
+    seen = np.unique(np.array(tokens, dtype=np.int64))
     values = row[seen]
-    row[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    row[seen] = np.where(values > 0, values / np.float32(penalty), values * np.float32(penalty))
 
 
-def _penalize_output(row: Tensor, output: Sequence[int], rules: LogitRules) -> None:
+def _penalize_output(row: Logits, output: Sequence[int], rules: LogitRules) -> None:
     """OpenAI's formula: a token that came c times loses c times the frequency and once the presence penalty."""
-    seen, counts = map(torch.from_numpy, np.unique(np.array(output, dtype=np.int64), return_counts=True))
-    row[seen] -= counts * rules.frequency_penalty + rules.presence_penalty
+    seen, counts = np.unique(np.array(output, dtype=np.int64), return_counts=True)
+    row[seen] -= (counts * rules.frequency_penalty + rules.presence_penalty).astype(np.float32)

@@ -9,8 +9,8 @@ The residual stream is float32 in both, so that bfloat16 weights round only what
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from biphase.engine.kernels.arrays import keep_array
 from biphase.engine.kernels.linear import Linear
 from biphase.engine.kernels.select import Kernels, select_kernels
 from biphase.engine.kv_cache import KVCache
+from biphase.engine.rows import DecodeRows, Logits, PrefillChunk, Rows
 from biphase.engine.weights import LayerWeights, ModelWeights
 
 Attend = Callable[[int, Tensor], Tensor]
@@ -26,35 +27,17 @@ Attend = Callable[[int, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """What every row of a step needs: its token id, its position, its slot in the cache (int64 [N])."""
+class _Rows:
+    """``Rows`` as tensors."""
 
     tokens: Tensor
     positions: Tensor
     slots: Tensor
 
-    def __post_init__(self) -> None:
-        for tensor in (self.positions, self.slots):
-            keep_array(tensor)
 
-
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """Rows ``begin`` to ``end`` of a step are one sequence's chunk after ``past`` tokens; ``blocks`` is its table."""
-
-    begin: int
-    end: int
-    past: int
-    blocks: Tensor
-    samples: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeRows:
-    """The first rows of a step, one a sequence: block tables and lengths (new token included), int32."""
-
-    tables: Tensor
-    lengths: Tensor
+def _tensors(rows: Rows) -> _Rows:
+    tokens, *others = map(torch.from_numpy, (rows.tokens, rows.positions, rows.slots))
+    return _Rows(tokens, *map(keep_array, others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,25 +70,6 @@ def _layer(weights: LayerWeights, k: Tensor, v: Tensor) -> _Layer:
     )
 
 
-class TwoPhaseModel(Protocol):
-    """What the runner asks of a model: ``Model`` in torch, ``compiled.CompiledModel`` in compiled programs."""
-
-    config: ModelConfig
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of a KV block."""
-
-    def prefill(self, rows: Rows, chunks: list[PrefillChunk]) -> Tensor:
-        """Run chunks of prompts together. Returns logits [chunks that sample, vocab] of their last rows."""
-
-    def decode(self, rows: Rows, decodes: DecodeRows) -> Tensor:
-        """One token of each sequence. Returns logits [N, vocab]."""
-
-    def mixed(self, rows: Rows, decodes: DecodeRows, chunks: list[PrefillChunk]) -> Tensor:
-        """Decode rows first, then chunks. Returns logits of the decodes, then of the chunks that sample."""
-
-
 class Model:
     """Weights and KV cache of one model; ``prefill`` and ``decode`` return float32 logits of the rows that sample."""
 
@@ -129,51 +93,53 @@ class Model:
         """Tokens of a KV block."""
         return self.cache.block_size
 
-    def prefill(self, rows: Rows, chunks: list[PrefillChunk]) -> Tensor:
+    def prefill(self, rows: Rows, chunks: list[PrefillChunk]) -> Logits:
         """Run chunks of prompts together. Returns logits [chunks that sample, vocab] of their last rows."""
         return self._forward(rows, partial(self._attend_prefill, chunks), _last_rows(chunks))
 
-    def decode(self, rows: Rows, decodes: DecodeRows) -> Tensor:
+    def decode(self, rows: Rows, decodes: DecodeRows) -> Logits:
         """One token of each sequence. Returns logits [N, vocab]."""
-        return self._forward(rows, partial(self._attend_decode, decodes), None)
+        return self._forward(rows, partial(self._attend_decode, _pair(decodes)), None)
 
-    def mixed(self, rows: Rows, decodes: DecodeRows, chunks: list[PrefillChunk]) -> Tensor:
+    def mixed(self, rows: Rows, decodes: DecodeRows, chunks: list[PrefillChunk]) -> Logits:
         """Decode rows first, then chunks. Returns logits of the decodes, then of the chunks that sample."""
-        n = len(decodes.lengths)
+        n, singles = len(decodes.lengths), _pair(decodes)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            parts = (self._attend_decode(decodes, layer, qkv[:n]), self._attend_prefill(chunks, layer, qkv))
+            parts = (self._attend_decode(singles, layer, qkv[:n]), self._attend_prefill(chunks, layer, qkv))
             return torch.cat(parts)
 
         return self._forward(rows, attend, torch.cat((torch.arange(n), _last_rows(chunks))))
 
-    def _attend_decode(self, decodes: DecodeRows, layer: int, qkv: Tensor) -> Tensor:
+    def _attend_decode(self, decodes: tuple[Tensor, Tensor], layer: int, qkv: Tensor) -> Tensor:
         k, v = self._layers[layer].k, self._layers[layer].v
-        out: Tensor = self.kernels.decode_attention(qkv, k, v, decodes.tables, decodes.lengths, self._scale)
+        out: Tensor = self.kernels.decode_attention(qkv, k, v, *decodes, self._scale)
         return out
 
     def _attend_prefill(self, chunks: list[PrefillChunk], layer: int, qkv: Tensor) -> Tensor:
         k, v = self._layers[layer].k, self._layers[layer].v
         attention = self.kernels.prefill_attention
-        parts = [attention(qkv[c.begin : c.end], k, v, c.blocks, c.past, self._scale) for c in chunks]
+        parts = [attention(qkv[c.begin : c.end], k, v, torch.from_numpy(c.blocks), c.past, self._scale) for c in chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @torch.inference_mode()
-    def _forward(self, rows: Rows, attend: Attend, last: Tensor | None) -> Tensor:
-        residual = self._embedding[rows.tokens].float()
+    def _forward(self, rows: Rows, attend: Attend, last: Tensor | None) -> Logits:
+        here = _tensors(rows)
+        residual = self._embedding[here.tokens].float()
         delta: Tensor | None = None
         for index, layer in enumerate(self._layers):
-            delta = self._run_layer(index, layer, rows, residual, delta, attend)
+            delta = self._run_layer(index, layer, here, residual, delta, attend)
         assert delta is not None
         if last is not None:  # only sampled rows go through the head, the largest matrix
             residual, delta = residual[last], delta[last]
         if not len(residual):
-            return torch.empty(0, self.config.vocab_size)
+            return np.empty((0, self.config.vocab_size), dtype=np.float32)
         x = self.kernels.add_rms_norm(residual, delta, self._norm, self.config.norm_eps, self.dtype)
-        return self._lm_head(x).float()
+        logits: Logits = self._lm_head(x).float().numpy()
+        return logits
 
     def _run_layer(
-        self, index: int, layer: _Layer, rows: Rows, residual: Tensor, delta: Tensor | None, attend: Attend
+        self, index: int, layer: _Layer, rows: _Rows, residual: Tensor, delta: Tensor | None, attend: Attend
     ) -> Tensor:
         kernels, eps = self.kernels, self.config.norm_eps
         x = kernels.add_rms_norm(residual, delta, layer.attn_norm, eps, self.dtype)
@@ -184,6 +150,10 @@ class Model:
         x = layer.o(attend(index, qkv))
         x = kernels.add_rms_norm(residual, x, layer.mlp_norm, eps, self.dtype)
         return layer.down(kernels.silu_mul(layer.gate_up(x)))
+
+
+def _pair(decodes: DecodeRows) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(decodes.tables), torch.from_numpy(decodes.lengths)
 
 
 def _last_rows(chunks: list[PrefillChunk]) -> Tensor:

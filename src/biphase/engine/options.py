@@ -16,6 +16,7 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ``dtype`` is that of the weights: ``auto`` takes them as the file has them where compiled kernels run, int8 is one
     scale a row; ``activations`` int8 is faster and lossy.
     The budget, the switches and the caps of the queue are those of ``SchedulerConfig``; ``trace`` is a file.
+    Packed weights are kept on disk for the next start, with ``weight_cache``.
     """
 
     model: str
@@ -33,3 +34,4 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_queued_requests: int | None = 512
     max_queued_tokens: int | None = 262_144
     trace: str | None = None
+    weight_cache: bool = True

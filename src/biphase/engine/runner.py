@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from biphase.engine.grammar import Grammars
-from biphase.engine.model import DecodeRows, PrefillChunk, Rows, TwoPhaseModel
+from biphase.engine.rows import DecodeRows, Ids, Logits, PrefillChunk, Rows, TwoPhaseModel
 from biphase.engine.sampling import choose
 from biphase.scheduling.plan import Slice, StepPlan, StepResult
 from biphase.scheduling.request import TokenLogprobs
@@ -40,15 +38,15 @@ class Runner:
             self.grammars.forget(plan.freed)
         return StepResult(tokens, failed, perf_counter() - started, logprobs)
 
-    def prefill(self, slices: Sequence[Slice]) -> Tensor:
+    def prefill(self, slices: Sequence[Slice]) -> Logits:
         """Logits of the slices that reach the end of what is known."""
         return self.model.prefill(self._rows(slices), self._chunks(slices, first_row=0))
 
-    def decode(self, slices: Sequence[Slice]) -> Tensor:
+    def decode(self, slices: Sequence[Slice]) -> Logits:
         """Logits of one row a sequence."""
         return self.model.decode(self._rows(slices), self._decode_rows(slices))
 
-    def mixed(self, decode: Sequence[Slice], prefill: Sequence[Slice]) -> Tensor:
+    def mixed(self, decode: Sequence[Slice], prefill: Sequence[Slice]) -> Logits:
         """Logits of the decodes, then those of the prefill slices that sample."""
         rows = self._rows([*decode, *prefill])
         return self.model.mixed(rows, self._decode_rows(decode), self._chunks(prefill, first_row=len(decode)))
@@ -56,7 +54,7 @@ class Runner:
     def _chunks(self, slices: Sequence[Slice], first_row: int) -> list[PrefillChunk]:
         ends = (first_row + np.cumsum([s.count for s in slices])).tolist()
         return [
-            PrefillChunk(end - s.count, end, s.start, torch.tensor(s.request.blocks), s.samples)
+            PrefillChunk(end - s.count, end, s.start, np.array(s.request.blocks, dtype=np.int64), s.samples)
             for s, end in zip(slices, ends, strict=True)
         ]
 
@@ -65,26 +63,24 @@ class Runner:
         for row, s in enumerate(slices):
             tables[row, : len(s.request.blocks)] = s.request.blocks
         lengths = np.array([s.start + 1 for s in slices], dtype=np.int32)
-        return DecodeRows(torch.from_numpy(tables), torch.from_numpy(lengths))
+        return DecodeRows(tables, lengths)
 
     def _rows(self, slices: Sequence[Slice]) -> Rows:
         positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in slices])
         slots = np.concatenate([self._slots(s) for s in slices])
         tokens = [token for s in slices for token in s.request.tokens(s.start, s.count)]
-        return Rows(torch.tensor(tokens), torch.from_numpy(positions), torch.from_numpy(slots))
+        return Rows(np.array(tokens, dtype=np.int64), positions, slots)
 
-    def _slots(self, s: Slice) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    def _slots(self, s: Slice) -> Ids:
         positions = np.arange(s.start, s.start + s.count)
         first = s.start // self._block_size
         blocks = np.array(s.request.blocks[first : positions[-1] // self._block_size + 1], dtype=np.int64)
-        slots: np.ndarray[tuple[int], np.dtype[np.int64]] = (
-            blocks[positions // self._block_size - first] * self._block_size + positions % self._block_size
-        )
+        slots: Ids = blocks[positions // self._block_size - first] * self._block_size + positions % self._block_size
         return slots
 
     def _sample(
         self,
-        logits: Tensor,
+        logits: Logits,
         slices: Sequence[Slice],
         tokens: dict[str, int],
         failed: dict[str, str],

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from biphase.engine.grammar import GrammarError, Grammars
+from biphase.engine.largest import largest
 from biphase.engine.logit_rules import apply_rules
 from biphase.engine.logprobs import token_logprobs
+from biphase.engine.rows import Ids, Logits
 from biphase.scheduling.request import Request, SamplingParams, TokenLogprobs
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinite)"
@@ -26,7 +26,7 @@ class Choice(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
-def choose(logits: Tensor, requests: Sequence[Request], grammars: Grammars | None = None) -> list[Choice]:
+def choose(logits: Logits, requests: Sequence[Request], grammars: Grammars | None = None) -> list[Choice]:
     """The next token of each request from its row of ``logits`` [N, vocab] (float32).
 
     A row that is not finite, or a grammar that cannot go on, fails its own request alone.
@@ -43,16 +43,16 @@ def choose(logits: Tensor, requests: Sequence[Request], grammars: Grammars | Non
 
 
 def _changed(
-    logits: Tensor, rows: Sequence[int], requests: Sequence[Request], grammars: Grammars | None
-) -> tuple[Tensor, dict[int, str]]:
+    logits: Logits, rows: Sequence[int], requests: Sequence[Request], grammars: Grammars | None
+) -> tuple[Logits, dict[int, str]]:
     """A copy of ``logits`` with the rules of ``rows`` applied, and the rows whose grammar cannot go on.
 
     Rows that are not finite stay as they are: a ban must not hide them.
     """
-    changed, errors = logits.clone(), {}
+    changed, errors = logits.copy(), {}
     for row in rows:
         rules = requests[row].sampling.rules
-        if rules is None or not bool(torch.isfinite(logits[row].max())):
+        if rules is None or not np.isfinite(logits[row].max()):
             continue
         try:
             apply_rules(changed[row], requests[row], rules, grammars)
@@ -61,17 +61,17 @@ def _changed(
     return changed, errors
 
 
-def _logprobs(row: Tensor, token: int, params: SamplingParams) -> TokenLogprobs | None:
+def _logprobs(row: Logits, token: int, params: SamplingParams) -> TokenLogprobs | None:
     return None if params.logprobs is None else token_logprobs(row, token, params.logprobs)
 
 
-def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int | None]:
+def sample(logits: Logits, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int | None]:
     """The next token of each row of ``logits`` [N, vocab] (float32); None where the row is not finite.
 
     ``positions`` are the places of the new tokens in their sequences: with the seed they key the random draw.
     """
-    highest, greedy = logits.max(dim=-1)  # NaN wins a maximum, so one pass finds the winner and a broken row
-    finite, tokens = torch.isfinite(highest).tolist(), greedy.tolist()
+    greedy = logits.argmax(-1)  # NaN wins a maximum, so one pass finds the winner and a broken row
+    finite, tokens = np.isfinite(logits[np.arange(len(logits)), greedy]).tolist(), greedy.tolist()
     return [
         None if not finite[row] else tokens[row] if param.temperature == 0 else _draw(logits[row], param, position)
         for row, (param, position) in enumerate(zip(params, positions, strict=True))
@@ -84,41 +84,38 @@ def uniform(seed: int, position: int) -> float:
     return float(np.random.Generator(np.random.Philox(key=key)).random())
 
 
-def _draw(logits: Tensor, params: SamplingParams, position: int) -> int:
+def _draw(logits: Logits, params: SamplingParams, position: int) -> int:
     if params.temperature < 1e-5:  # dividing by less overflows float32; the limit is greedy
         return int(logits.argmax())
-    scaled = (logits - logits.max()) / params.temperature
-    probabilities, ids = _candidates(_likely(torch.softmax(scaled, dim=-1), params.min_p), params)
-    cumulative = probabilities.double().cumsum(0)
-    target = uniform(params.seed, position) * float(cumulative[-1])
-    index = int(torch.searchsorted(cumulative, target, right=True))
-    index = min(index, len(cumulative) - 1)
+    weights = np.exp((logits - logits.max()) / np.float32(params.temperature))
+    probabilities, ids = _candidates(_likely(weights / weights.sum(), params.min_p), params)
+    cumulative = probabilities.cumsum(dtype=np.float64)
+    target = uniform(params.seed, position) * cumulative[-1]
+    index = min(int(np.searchsorted(cumulative, target, side="right")), len(cumulative) - 1)
     return index if ids is None else int(ids[index])
 
 
-def _likely(probabilities: Tensor, min_p: float) -> Tensor:
+def _likely(probabilities: Logits, min_p: float) -> Logits:
     """Those of at least ``min_p`` times the highest probability, made to sum to 1 again (Nguyen et al. 2024)."""
     if min_p == 0:
         return probabilities
-    kept = torch.where(probabilities >= min_p * probabilities.max(), probabilities, 0.0)
-    return kept / kept.sum()
+    kept = np.where(probabilities >= np.float32(min_p) * probabilities.max(), probabilities, np.float32(0))
+    likely: Logits = kept / kept.sum()
+    return likely
 
 
-def _candidates(probabilities: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor | None]:
+def _candidates(probabilities: Logits, params: SamplingParams) -> tuple[Logits, Ids | None]:
     """The probabilities that top_k and then top_p (of what top_k left) keep, and their ids; None means all."""
     vocab = len(probabilities)
     k = min(params.top_k, vocab) if params.top_k > 0 else vocab
     if params.top_p >= 1:
-        if k == vocab:
-            return probabilities, None
-        values, ids = probabilities.topk(k)
-        return values, ids
+        return (probabilities, None) if k == vocab else largest(probabilities, k)
     size = min(k, FIRST_CANDIDATES)
     while True:
-        values, ids = probabilities.topk(size)
-        mass = values.sum() if size == k and k < vocab else torch.tensor(1.0)
-        before = values.cumsum(0) - values  # a token stays while the mass before it is below top_p
-        kept = int((before < params.top_p * mass).sum())
+        values, ids = largest(probabilities, size)
+        mass = values.sum() if size == k and k < vocab else np.float32(1)
+        before = values.cumsum() - values  # a token stays while the mass before it is below top_p
+        kept = int(np.count_nonzero(before < np.float32(params.top_p) * mass))
         if kept < size or size == k:
             return values[:kept], ids[:kept]
         size = min(k, size * 8)

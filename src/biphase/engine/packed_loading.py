@@ -1,0 +1,62 @@
+"""From options to the packed model that compiled programs run. Loads torch only to pack what is not kept packed."""
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from biphase.engine.config import ModelConfig
+from biphase.engine.options import EngineOptions
+from biphase.engine.sources import resolve
+from biphase.errors import BadInput
+
+if TYPE_CHECKING:
+    from biphase.engine.kernels.image import PackedModel
+
+_COMPILED = ("auto", "int8")
+"""The values of ``dtype`` that compiled programs serve; the others run through torch."""
+
+
+def load_packed(options: EngineOptions) -> tuple[ModelConfig, "PackedModel"] | None:
+    """The model in panels, or None where torch runs it: asked for by ``dtype``, or no numba, or an odd head size."""
+    if options.dtype not in _COMPILED or importlib.util.find_spec("numba") is None:
+        _refuse_without_panels(options, "numba, which is not installed")
+        return None
+    from biphase.engine import packed_cache
+
+    path = resolve(options.model)
+    entry = _entry(path, options)
+    return (None if entry is None else packed_cache.read(entry)) or _pack(path, options, entry)
+
+
+def _entry(path: Path, options: EngineOptions) -> Path | None:
+    """Where this model is kept packed; None for one that is not to be kept."""
+    from biphase.engine import packed_cache
+
+    if options.random_weights or not options.weight_cache:
+        return None
+    try:
+        return packed_cache.entry(path, options.dtype == "int8")
+    except OSError:  # opening the model will say what is wrong
+        return None
+
+
+def _pack(path: Path, options: EngineOptions, entry: Path | None) -> tuple[ModelConfig, "PackedModel"] | None:
+    from biphase.engine import packed_cache
+    from biphase.engine.loading import open_source
+    from biphase.engine.packing import pack
+
+    source = open_source(path, options.random_weights)
+    if source.config.head_dim % 16:
+        _refuse_without_panels(options, f"a head size that is a multiple of 16, not {source.config.head_dim}")
+        return None
+    packed = pack(source.config, source, options.dtype == "int8")
+    if entry is not None:
+        packed_cache.write(entry, source.config, packed)
+    return source.config, packed
+
+
+def _refuse_without_panels(options: EngineOptions, needed: str) -> None:
+    if options.dtype == "int8":
+        raise BadInput(f"--dtype int8 needs {needed}; take bfloat16 or float32")
+    if options.activations == "int8":
+        raise BadInput(f"--activations int8 needs --dtype auto or int8 and {needed}; leave it out")
