@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numba import njit, prange
@@ -62,6 +62,22 @@ def test_pairs_of_floats(name: str, x: np.ndarray, y: np.ndarray) -> None:
 def test_pairs_of_integers(name: str, x: np.ndarray, y: np.ndarray) -> None:
     function, expected = INT_PAIRS[name]
     np.testing.assert_array_equal(applied(function, np.empty(16, np.int32), x, y), expected(x, y))
+
+
+HALF_PAIRS = {
+    "add": (binary(v.add_halves, *INT), lambda x, y: x + y),
+    "multiply": (binary(v.multiply_halves, *INT), lambda x, y: np.floor(x * y / 2**15 + 0.5).astype(np.int32)),
+}
+
+
+@pytest.mark.parametrize("name", HALF_PAIRS)
+@given(x=INTS, y=INTS)
+@example(x=np.full(16, -0x7FFF8000, np.int32), y=np.full(16, -0x7FFF8000, np.int32))  # -32768 squared, twice a lane
+def test_pairs_of_halves(name: str, x: np.ndarray, y: np.ndarray) -> None:
+    function, expected = HALF_PAIRS[name]
+    got = applied(function, np.empty(16, np.int32), x, y).view(np.int16)
+    wide = expected(x.view(np.int16).astype(np.int32), y.view(np.int16).astype(np.int32))
+    np.testing.assert_array_equal(got, wide.astype(np.int16))
 
 
 @njit

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from biphase.engine.kernels.activations import normed_records, plain_records, record_bytes, rms_norm, silu_mul
+from biphase.engine.kernels.activations import normed_records, plain_records, record_bytes, silu_mul
 from biphase.engine.kernels.few_rows import multiply_panel
 from biphase.engine.kernels.image import (
     ADDRESS,
@@ -30,14 +30,13 @@ from biphase.engine.kernels.image import (
     Floats,
     O,
 )
+from biphase.engine.kernels.rotation import rotate_and_store, rotation_of
 from biphase.engine.kernels.row_attention import BLOCK, attend, attend_scratch_bytes, merge, part_bytes
 from biphase.engine.kernels.team import barrier, next_item
 from biphase.engine.kernels.unpack import read_row
 from biphase.engine.kernels.vectors import (
     get_f32,
     load_f32,
-    put_f16,
-    store_f16,
     store_f32,
 )
 
@@ -108,7 +107,7 @@ def _member(
         barrier(team, threads)
         _down(team, layer, words, shape, image, step, work, scratch)
         barrier(team, threads)
-    project_head(team, words, shape, image, step, work, scratch)
+    _project_head(team, words, shape, image, step, work, scratch)
     barrier(team, threads)  # which leaves the team's counters at rest for the next program
 
 
@@ -177,59 +176,13 @@ def _add(source: Any, target: Any) -> None:
 def _rotate_and_store(team: Any, layer: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, work: Any) -> None:
     """Items are (row, head): queries rotate in place, keys and values go to the cache."""
     heads = shape.heads + 2 * shape.kv_heads
+    turn = rotation_of(layer, shape, image, k, v)
     item = next_item(team)
     while item < len(step.tokens) * heads:
         row, head = item // heads, item % heads
-        rotate_and_store(head, layer, step.positions[row], step.slots[row], shape, image, k, v, work.qkv[row])
+        qkv = work.qkv.ctypes.data + row * work.qkv.strides[0]
+        rotate_and_store(turn, head, step.positions[row], step.slots[row], shape, qkv)
         item = next_item(team)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def rotate_and_store(
-    head: Any, layer: Any, position: Any, slot: Any, shape: Any, image: Any, k: Any, v: Any, qkv: Any
-) -> None:
-    """One head of a row ``qkv`` [(H + 2 G) D]: a query or key rotates in place, a key or value goes to its slot."""
-    x = qkv[head * shape.dim : (head + 1) * shape.dim]
-    if head < shape.heads + shape.kv_heads:
-        if len(image.qk_norms):
-            weight = image.qk_norms[layer, 0 if head < shape.heads else 1].ctypes.data
-            rms_norm(x.ctypes.data, weight, shape.dim, np.float32(shape.eps), x.ctypes.data)
-        rotate(x, image.cos[position], image.sin[position])
-    if head >= shape.heads:
-        kv_head = (head - shape.heads) % shape.kv_heads
-        if head < shape.heads + shape.kv_heads:
-            store_key(x, k[slot // BLOCK, kv_head], slot % BLOCK)
-        else:
-            store_value(x, v[slot // BLOCK, kv_head], slot % BLOCK)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def rotate(x: Any, cos: Any, sin: Any) -> None:
-    """Rotary embedding of one head in place; pairs are (i, i + D / 2). Su et al. 2021, section 3.2."""
-    half = len(cos)
-    a, b, cosines, sines = x.ctypes.data, x[half:].ctypes.data, cos.ctypes.data, sin.ctypes.data
-    for at in range(0, half // 16 * 64, 64):
-        low, high, c, s = load_f32(a + at), load_f32(b + at), load_f32(cosines + at), load_f32(sines + at)
-        store_f32(a + at, low * c - high * s)
-        store_f32(b + at, high * c + low * s)
-    for i in range(half // 16 * 16, half):
-        first, second = x[i], x[i + half]
-        x[i] = first * cos[i] - second * sin[i]
-        x[i + half] = second * cos[i] + first * sin[i]
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def store_key(x: Any, block: Any, offset: Any) -> None:
-    """A key [D] as column ``offset`` of a block [D, 16]."""
-    for d in range(len(x)):
-        put_f16(block.ctypes.data + 2 * (BLOCK * d + offset), x[d])
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def store_value(x: Any, block: Any, offset: Any) -> None:
-    """A value [D] as row ``offset`` of a block [16, D]; D is a multiple of 16."""
-    for d in range(0, len(x), 16):
-        store_f16(block.ctypes.data + 2 * (len(x) * offset + d), load_f32(x.ctypes.data + 4 * d))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -326,7 +279,7 @@ def _down(team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, 
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def project_head(team: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
+def _project_head(team: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
     rows = len(step.sampled)
     if rows == 0:
         return

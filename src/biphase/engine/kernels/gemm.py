@@ -180,15 +180,21 @@ def _store_few(values: Any, target: Any, valid: Any, add: Any) -> None:
 @njit(nogil=True, cache=True, error_model="numpy")
 def _tile_products(left: Any, left2: Any, present: Any, words: Any, right: Any, groups: Any, out: Any) -> None:
     """The two sums of each row tile, by AMX. Tiles 0 to 3 are the sums, 4 and 5 the weights, 6 and 7 the rows."""
+    _clear_sums()
     if words == 1:
         _tile_products_of_bytes(left, left2, present, right, groups)
+    elif present == 2:
+        _tile_products_of_words(left, left2, right, groups)
     else:
-        _tile_products_of_words(left, left2, present, right, groups)
+        _single_tile_products(left, right, groups)
     store_tile(0, out, 64)
     store_tile(1, out + TILE_BYTES, 64)
+    store_tile(2, out + 2 * TILE_BYTES, 64)
     if present == 2:
-        store_tile(2, out + 2 * TILE_BYTES, 64)
         store_tile(3, out + 3 * TILE_BYTES, 64)
+    elif words == 2:
+        for at in range(out + TILE_BYTES, out + 2 * TILE_BYTES, 64):
+            store_i32(at, load_i32(at) + load_i32(at + TILE_BYTES))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -200,8 +206,26 @@ def _clear_sums() -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _tile_products_of_words(left: Any, left2: Any, present: Any, right: Any, groups: Any) -> None:
-    _clear_sums()
+def _tile_products_of_words(left: Any, left2: Any, right: Any, groups: Any) -> None:
+    for group in range(groups):
+        at = group * 2 * TILE_BYTES
+        load_tile(4, right + at, 64)
+        load_tile(5, right + at + TILE_BYTES, 64)
+        load_tile(6, left + at, 64)
+        load_tile(7, left2 + at, 64)
+        multiply_int8(0, 6, 4)
+        multiply_int8(1, 6, 5)
+        multiply_int8(2, 7, 4)
+        multiply_int8(3, 7, 5)
+        load_tile(6, left + at + TILE_BYTES, 64)
+        load_tile(7, left2 + at + TILE_BYTES, 64)
+        multiply_int8(1, 6, 4)
+        multiply_int8(3, 7, 4)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _single_tile_products(left: Any, right: Any, groups: Any) -> None:
+    """The mixed terms in two sums, tiles 1 and 2: one product waits 52 cycles for the one before it in its sum."""
     for group in range(groups):
         at = group * 2 * TILE_BYTES
         load_tile(4, right + at, 64)
@@ -210,18 +234,11 @@ def _tile_products_of_words(left: Any, left2: Any, present: Any, right: Any, gro
         load_tile(7, left + at + TILE_BYTES, 64)
         multiply_int8(0, 6, 4)
         multiply_int8(1, 6, 5)
-        multiply_int8(1, 7, 4)
-        if present == 2:
-            load_tile(6, left2 + at, 64)
-            load_tile(7, left2 + at + TILE_BYTES, 64)
-            multiply_int8(2, 6, 4)
-            multiply_int8(3, 6, 5)
-            multiply_int8(3, 7, 4)
+        multiply_int8(2, 7, 4)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _tile_products_of_bytes(left: Any, left2: Any, present: Any, right: Any, groups: Any) -> None:
-    _clear_sums()
     for group in range(groups):
         load_tile(4, right + group * 2 * TILE_BYTES, 64)
         load_tile(5, right + group * 2 * TILE_BYTES + TILE_BYTES, 64)

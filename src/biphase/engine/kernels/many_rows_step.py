@@ -17,9 +17,6 @@ from biphase.engine.kernels.few_rows_step import (
     attend_rows,
     embed,
     merge_head,
-    project_head,
-    rotate_and_store,
-    scratch_bytes,
 )
 from biphase.engine.kernels.flash import (
     Chunk,
@@ -55,7 +52,8 @@ from biphase.engine.kernels.image import (
     O,
     reserve,
 )
-from biphase.engine.kernels.row_attention import part_bytes
+from biphase.engine.kernels.rotation import rotate_and_store, rotation_of
+from biphase.engine.kernels.row_attention import attend_scratch_bytes, part_bytes
 from biphase.engine.kernels.row_tiles import (
     TILE_ROWS,
     Quantized,
@@ -77,14 +75,16 @@ ROW_BLOCK = 512
 """Rows that pass through a layer's products together: a multiple of 32."""
 _GROUP_BYTES = 384 * 1024
 """Unpacked panels that meet a block's rows together: they stay in a second-level cache beside those rows."""
-_MOST_HEAD_ROWS = 16
+_ROTATED_ROWS = 4
+"""Rows of an item of rotation: so few that sixteen rows still keep four threads busy."""
 
 
 class ManyRowsStep(NamedTuple):
     """Rows of one step: the single rows first, then the rows of the chunks.
 
     ``chunks`` [chunks, 3] are (first row, rows, past), their block tables the rows of ``chunk_tables``. ``tables``,
-    ``items`` and ``first_items`` are as in ``RowsStep``, for the single rows alone. ``sampled`` names rows for logits.
+    ``items`` and ``first_items`` are as in ``RowsStep``, for the single rows alone. ``sampled`` names rows for logits,
+    in rising order.
     """
 
     tokens: Ints32
@@ -125,15 +125,6 @@ class _Member(NamedTuple):
     scratch: int
 
 
-class _Sampled(NamedTuple):
-    sampled: Ints32
-
-
-class _Logits(NamedTuple):
-    residual: Floats
-    logits: Floats
-
-
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def many_rows_step(
     team: Any, threads: Any, words: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, work: Any
@@ -166,19 +157,7 @@ def _run_member(member: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, 
         for begin in range(0, len(step.tokens), ROW_BLOCK):
             _project_out(member, layer, begin, shape, image, work)
             _feed_forward(member, layer, begin, shape, image, work)
-    for begin in range(0, len(step.sampled), _MOST_HEAD_ROWS):
-        end = min(begin + _MOST_HEAD_ROWS, len(step.sampled))
-        rows = _Sampled(step.sampled[begin:end])
-        project_head(
-            member.team,
-            member.words,
-            shape,
-            image,
-            rows,
-            _Logits(work.residual, work.logits[begin:end]),
-            member.scratch,
-        )
-        barrier(member.team, member.threads)
+    _project_head(member, shape, image, step, work)
     if TILES:
         release_tiles()
 
@@ -212,13 +191,13 @@ def _group_size(panels: Any, threads: Any, inner: Any) -> Any:
 def _multiply(member: Any, x: Any, image: Any, number: Any, biases: Any, out: Any) -> None:
     """A phase: all rows of a block with matrix ``number``."""
     matrix, size = image.matrices[number], unpacked_bytes(x.inner)
+    tiles = (out.rows + TILE_ROWS - 1) // TILE_ROWS
     group = _group_size(matrix[PANELS], member.threads, x.inner)
     first = next_item(member.team) * group
     while first < matrix[PANELS]:
         count = min(group, matrix[PANELS] - first)
         for p in range(count):
             _unpack(image.panels[matrix[FIRST] + first + p], x.inner, biases, member.scratch + p * size)
-        tiles = (out.rows + TILE_ROWS - 1) // TILE_ROWS
         multiply_panels(x, 0, tiles, member.scratch, count, out, member.scratch + group * size)
         first = next_item(member.team) * group
     barrier(member.team, member.threads)
@@ -253,15 +232,17 @@ def _project_qkv(member: Any, layer: Any, begin: Any, shape: Any, image: Any, wo
 def _rotate_and_store(
     member: Any, layer: Any, begin: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, work: Any
 ) -> None:
-    """A phase whose items are 16 rows: queries rotate in place, keys and values go to the cache."""
+    """A phase whose items are a few rows: queries rotate in place, keys and values go to the cache."""
     end = begin + _rows_of(begin, work)
-    first = begin + next_item(member.team) * TILE_ROWS
+    turn = rotation_of(layer, shape, image, k, v)
+    first = begin + next_item(member.team) * _ROTATED_ROWS
     while first < end:
-        for row in range(first, min(first + TILE_ROWS, end)):
+        for row in range(first, min(first + _ROTATED_ROWS, end)):
+            position, slot = step.positions[row], step.slots[row]
+            qkv = _address(work.qkv) + row * work.qkv.strides[0]
             for head in range(shape.heads + 2 * shape.kv_heads):
-                position, slot = step.positions[row], step.slots[row]
-                rotate_and_store(head, layer, position, slot, shape, image, k, v, work.qkv[row])
-        first = begin + next_item(member.team) * TILE_ROWS
+                rotate_and_store(turn, head, position, slot, shape, qkv)
+        first = begin + next_item(member.team) * _ROTATED_ROWS
     barrier(member.team, member.threads)
 
 
@@ -329,6 +310,23 @@ def _feed_forward(member: Any, layer: Any, begin: Any, shape: Any, image: Any, w
     _add_product(member, x, image, MATRICES * layer + DOWN, begin, rows, work)
 
 
+@njit(nogil=True, cache=True, error_model="numpy")
+def _project_head(member: Any, shape: Any, image: Any, step: Any, work: Any) -> None:
+    """Logits of the sampled rows, which first move to the front of the residual."""
+    if next_item(member.team) == 0:
+        for index in range(len(step.sampled)):
+            if step.sampled[index] != index:
+                work.residual[index] = work.residual[step.sampled[index]]
+    barrier(member.team, member.threads)
+    norm = _address(image.norms[2 * shape.layers])
+    for begin in range(0, len(step.sampled), ROW_BLOCK):
+        rows = min(ROW_BLOCK, len(step.sampled) - begin)
+        source = Source(_address(work.residual[begin]), work.residual.strides[0], norm, shape.eps)
+        x = _quantize(member, source, rows, shape.hidden, work)
+        out = Output(STORE, _address(work.logits[begin]), work.logits.strides[0], rows)
+        _multiply(member, x, image, MATRICES * shape.layers, image.norms[0][:0], out)
+
+
 def new_work(shape: Any, threads: int, words: int, rows: int, items: int) -> ManyRowsWork:
     """Buffers for steps of up to ``rows`` rows, and ``items`` of single rows."""
     block = min(ROW_BLOCK, -(-rows // TILE_ROWS) * TILE_ROWS)
@@ -362,5 +360,5 @@ def _scratch_bytes(shape: Any, threads: int, inner: int) -> int:
     size = int(unpacked_bytes(inner))
     products = max(_GROUP_BYTES, 2 * size) + GEMM_SCRATCH
     heads = Heads(shape.heads, shape.kv_heads, shape.dim, 0)
-    singles = scratch_bytes(shape, _MOST_HEAD_ROWS)
+    singles = int(attend_scratch_bytes(shape.heads // shape.kv_heads, shape.dim))
     return max(products, int(attention_scratch_bytes(heads)), singles, int(row_scratch_bytes(inner)))

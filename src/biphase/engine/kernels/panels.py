@@ -2,8 +2,9 @@
 
 A panel holds 16 output rows of a matrix [out, in] over the whole inner dimension, with the rows as the lanes of a
 vector: a product needs no sum across lanes, and the same panel serves one row of activations and two thousand. A kind
-is the content of one block format, transposed without loss; ``step`` at the end of every panel is max |w| / 32512
-of each row, the unit in which the many-row kernels take the weights as 16-bit integers.
+is the content of one block format, transposed without loss; ``step`` at the end of every panel is the unit of each
+row in which the many-row kernels take the weights as 16-bit integers: max |w| / 32512, or a little more where the
+scale of a group in units would leave the 16 bits in which it is multiplied (``LARGEST_SCALE``).
 
 | kind | inner elements together | bytes | holds |
 |------|-----------|-------|-------------------------------------------------------------|
@@ -46,6 +47,13 @@ class Kind(IntEnum):
     F32 = 7
 
 
+LARGEST_SCALE = {
+    kind: np.float32(scale)
+    for kind, scale in ((Kind.Q4, 2047), (Kind.Q4_K, 2047), (Kind.Q8, 255), (Kind.Q6_K, 1023), (Kind.INT8, 255))
+}
+"""The largest d in units of a row: times 2**(bits of q - 1), or 16 for four bits above zero, it fits 16 signed bits."""
+
+
 @dataclass(frozen=True, slots=True)
 class PanelMatrix:
     """A matrix [rows, inner] as ``data`` [panels, bytes of a panel]; the last panel's missing rows are zeros."""
@@ -82,6 +90,12 @@ class Blocks:
         """The same rows in another order."""
         return replace(self, q=self.q[rows], d=self.d[rows], m=None if self.m is None else self.m[rows])
 
+    def steps(self) -> Floats:
+        """The unit of each row [rows]."""
+        scales = np.abs(self.d.astype(np.float32)).max(-1)
+        steps: Floats = np.maximum(self.largest() / np.float32(HALF_WORD), scales / LARGEST_SCALE[self.kind])
+        return steps
+
     def largest(self) -> Floats:
         """max |w| of each row."""
         rows = len(self.q)
@@ -106,7 +120,7 @@ def pack_blocks(blocks: Blocks) -> PanelMatrix:
     parts = [_bytes(by_lane, panels, groups)]
     parts += [_bytes(_lanes(scale), panels, groups) for scale in (blocks.d, blocks.m) if scale is not None]
     body = np.concatenate(parts, axis=2).reshape(panels, -1)
-    return PanelMatrix(blocks.kind, len(blocks.q), inner, _with_steps(body, blocks.largest()))
+    return PanelMatrix(blocks.kind, len(blocks.q), inner, _with_steps(body, blocks.steps()))
 
 
 def pack_values(values: NDArray[np.float32 | np.float16 | np.uint16], kind: Kind) -> PanelMatrix:
@@ -120,7 +134,7 @@ def pack_values(values: NDArray[np.float32 | np.float16 | np.uint16], kind: Kind
     padded = _padded(np.pad(values, ((0, 0), (0, inner % together))))
     body = padded.reshape(len(padded) // LANES, LANES, -1, together).transpose(0, 2, 1, 3)
     packed = np.ascontiguousarray(body).reshape(len(body), -1).view(np.uint8)
-    return PanelMatrix(kind, rows, inner, _with_steps(packed, largest))
+    return PanelMatrix(kind, rows, inner, _with_steps(packed, largest / np.float32(HALF_WORD)))
 
 
 def quantize_rows(values: Floats) -> PanelMatrix:
@@ -147,6 +161,6 @@ def _bytes(array: NDArray[np.generic], panels: int, groups: int) -> Bytes:
     return np.ascontiguousarray(array).reshape(panels, groups, -1).view(np.uint8)
 
 
-def _with_steps(body: Bytes, largest: Floats) -> Bytes:
-    steps = _padded((largest / np.float32(HALF_WORD))[:, None]).reshape(len(body), LANES)
-    return np.concatenate([body, np.ascontiguousarray(steps, dtype=np.float32).view(np.uint8)], axis=1)
+def _with_steps(body: Bytes, steps: Floats) -> Bytes:
+    by_panel = _padded(steps[:, None]).reshape(len(body), LANES)
+    return np.concatenate([body, np.ascontiguousarray(by_panel, dtype=np.float32).view(np.uint8)], axis=1)

@@ -13,6 +13,7 @@ from numba import njit
 from biphase.engine.kernels.panels import Kind
 from biphase.engine.kernels.scalars import float_of_bits
 from biphase.engine.kernels.vectors import (
+    add_halves,
     fill_f32,
     fill_i32,
     fma,
@@ -25,18 +26,21 @@ from biphase.engine.kernels.vectors import (
     load_f32,
     load_i32,
     low_bf16,
+    multiply_halves,
+    prefetch,
     put_f32,
     shift_left,
     shift_right,
     store_f32,
     store_i32,
-    to_float,
     to_int,
 )
 
 Q4, Q4_K, Q8, Q6_K, INT8, BF16, F16, F32 = (int(kind) for kind in Kind)
 WORDS = 2048
 """Bytes of unpacked weights for 64 inner elements."""
+_AHEAD = 4096
+"""Bytes from what is unpacked to what is asked from memory."""
 
 
 @njit(nogil=True, cache=True)
@@ -69,11 +73,11 @@ def unpack_panel(kind: Any, panel: Any, inner: Any, out: Any) -> None:
     if kind in (Q4, Q4_K):
         done = _unpack_nibbles(kind == Q4_K, panel, inner // 32, units, out)
     elif kind == Q8:
-        done = _unpack_bytes(panel, inner // 32, 8, 544, False, units, out)
+        done = _unpack_bytes(panel, inner // 32, 8, 544, 8, units, out)
     elif kind == Q6_K:
-        done = _unpack_bytes(panel, inner // 16, 4, 320, True, units, out)
+        done = _unpack_bytes(panel, inner // 16, 4, 320, 6, units, out)
     elif kind == INT8:
-        done = _unpack_bytes(panel, 1, (inner + 31) // 32 * 8, 0, True, units, out)
+        done = _unpack_bytes(panel, 1, (inner + 31) // 32 * 8, 0, 8, units, out)
     else:
         done = _unpack_floats(kind, panel, inner, units, out)
     for row in range(done, end):
@@ -98,51 +102,63 @@ def _place(out: Any, row: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _store_words(at: Any, a: Any, b: Any, c: Any, d: Any) -> None:
-    """Four vectors of 16-bit integers as one row of each tile."""
-    byte = fill_i32(255)
-    lower = (a & byte) | shift_left(b & byte, 8) | shift_left(c & byte, 16) | shift_left(d, 24)
-    half = fill_i32(128)
-    ab = (shift_right(a + half, 8) & byte) | ((b + half) & fill_i32(0xFF00))
-    cd = (shift_left(c + half, 8) & fill_i32(0xFF0000)) | shift_left(shift_right(d + half, 8), 24)
-    store_i32(at, ab | cd)
-    store_i32(at + 1024, lower)
+def _store_words(at: Any, even: Any, odd: Any) -> None:
+    """One row of each tile from 16-bit integers with 128 added: elements 0 and 2 in ``even``'s halves, 1 and 3."""
+    first, second = fill_i32(0x00FF00FF), fill_i32(-0x00FF0100)
+    upper = (shift_right(even, 8) & first) | (odd & second)
+    lower = (even & first) | (shift_left(odd, 8) & second)
+    store_i32(at, upper)
+    store_i32(at + 1024, lower ^ fill_i32(-0x7F7F7F80))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _in_halves(values: Any) -> Any:
+    """Floats rounded to integers, modulo 2**16, in both halves of their lanes."""
+    integers = to_int(values)
+    return (integers & fill_i32(0xFFFF)) | shift_left(integers, 16)
 
 
 @njit(nogil=True, cache=True)
 def _unpack_nibbles(wide: Any, panel: Any, groups: Any, units: Any, out: Any) -> Any:
+    """q << 11 times 16 d, of which ``multiply_halves`` keeps q d."""
+    size, mask = 384 if wide else 320, fill_i32(0x78007800)
     for group in range(groups):
-        at = panel + group * (384 if wide else 320)
+        at = panel + group * size
+        for line in range(0, size, 64):
+            prefetch(at + _AHEAD + line)
         d, m = (load_f32(at + 256), load_f32(at + 320)) if wide else (load_f16(at + 256), load_f16(at + 288))
-        d, m = d * units, m * units
+        scale = _in_halves(d * units * fill_f32(16))
+        offset = _in_halves(fma(m, units, fill_f32(128)))
         for quad in range(4):
-            dwords = load_i32(at + 64 * quad)
-            for half in range(2):
-                x = shift_right(dwords, 4 * half)
-                mask = fill_i32(15)
-                w0 = to_int(fma(to_float(x & mask), d, m))
-                w1 = to_int(fma(to_float(shift_right(x, 8) & mask), d, m))
-                w2 = to_int(fma(to_float(shift_right(x, 16) & mask), d, m))
-                w3 = to_int(fma(to_float(shift_right(x, 24) & mask), d, m))
-                _store_words(_place(out, group * 8 + 4 * half + quad), w0, w1, w2, w3)
+            x, place = load_i32(at + 64 * quad), _place(out, group * 8 + quad)
+            even = add_halves(multiply_halves(shift_left(x, 11) & mask, scale), offset)
+            odd = add_halves(multiply_halves(shift_left(x, 3) & mask, scale), offset)
+            _store_words(place, even, odd)
+            even = add_halves(multiply_halves(shift_left(x, 7) & mask, scale), offset)
+            odd = add_halves(multiply_halves(shift_right(x, 1) & mask, scale), offset)
+            _store_words(place + 256, even, odd)
     return groups * 8
 
 
 @njit(nogil=True, cache=True)
-def _unpack_bytes(panel: Any, groups: Any, quads: Any, stride: Any, wide: Any, units: Any, out: Any) -> Any:
-    """Groups of ``quads`` vectors of bytes, then their scales (float32 where ``wide``)."""
-    bias = fill_i32(128)
+def _unpack_bytes(panel: Any, groups: Any, quads: Any, stride: Any, bits: Any, units: Any, out: Any) -> Any:
+    """Groups of ``quads`` vectors of integers of ``bits`` bits, then their scales (float16 in groups of 544 bytes).
+
+    An integer in the upper ``bits`` bits of a half times 2**(bits - 1) d, of which ``multiply_halves`` keeps q d.
+    """
+    spare = 8 - bits
+    mask, offset = shift_left(fill_i32(-0x00FF0100), spare) & fill_i32(-0x00FF0100), fill_i32(0x00800080)
+    size = fill_f32(np.float32(1 << (bits - 1)))
     for group in range(groups):
         at = panel + group * stride
-        d = (load_f32(at + 64 * quads) if wide else load_f16(at + 64 * quads)) * units
+        d = load_f16(at + 64 * quads) if stride == 544 else load_f32(at + 64 * quads)
+        scale = _in_halves(d * units * size)
         for quad in range(quads):
-            x = load_i32(at + 64 * quad)
-            byte = fill_i32(255)
-            w0 = to_int(to_float((x & byte) - bias) * d)
-            w1 = to_int(to_float((shift_right(x, 8) & byte) - bias) * d)
-            w2 = to_int(to_float((shift_right(x, 16) & byte) - bias) * d)
-            w3 = to_int(to_float(shift_right(x, 24) - bias) * d)
-            _store_words(_place(out, group * quads + quad), w0, w1, w2, w3)
+            prefetch(at + _AHEAD + 64 * quad)
+            x = load_i32(at + 64 * quad) ^ fill_i32(-0x7F7F7F80)
+            even = add_halves(multiply_halves(shift_left(x, 8 + spare) & mask, scale), offset)
+            odd = add_halves(multiply_halves(shift_left(x, spare) & mask, scale), offset)
+            _store_words(_place(out, group * quads + quad), even, odd)
     return groups * quads
 
 
@@ -165,7 +181,10 @@ def _unpack_floats(kind: Any, panel: Any, inner: Any, units: Any, out: Any) -> A
         w1 = to_int(_element(kind, panel, 4 * row + 1, inner) * units)
         w2 = to_int(_element(kind, panel, 4 * row + 2, inner) * units)
         w3 = to_int(_element(kind, panel, 4 * row + 3, inner) * units)
-        _store_words(_place(out, row), w0, w1, w2, w3)
+        even = (w0 & fill_i32(0xFFFF)) | shift_left(w2, 16)
+        odd = (w1 & fill_i32(0xFFFF)) | shift_left(w3, 16)
+        offset = fill_i32(0x00800080)
+        _store_words(_place(out, row), add_halves(even, offset), add_halves(odd, offset))
     return rows
 
 

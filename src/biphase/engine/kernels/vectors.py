@@ -184,6 +184,32 @@ shift_right = _shift(lambda b, x, n: b.lshr(x, n))
 shift_right_signed = _shift(lambda b, x, n: b.ashr(x, n))
 
 
+# Halves: each lane as two 16-bit integers.
+V_I16 = ir.VectorType(I16, 2 * LANES)
+
+
+def _halves(emit: Emit) -> Any:
+    def whole(b: Any, x: Any, y: Any) -> Any:
+        return b.bitcast(emit(b, b.bitcast(x, V_I16), b.bitcast(y, V_I16)), V_I32)
+
+    return operation(int32x16, [int32x16] * 2, whole)
+
+
+def _multiply_halves(b: Any, x: Any, y: Any) -> Any:
+    if features().int8_dot:  # no processor has these and lacks AVX512-BW
+        return call(b, "llvm.x86.avx512.pmul.hr.sw.512", V_I16, x, y)
+    wide = ir.VectorType(I32, 2 * LANES)
+    fourteen, one = constant(14, wide), constant(1, wide)
+    product = b.lshr(b.mul(b.sext(x, wide), b.sext(y, wide)), fourteen)
+    return b.trunc(b.lshr(b.add(product, one), one), V_I16)
+
+
+add_halves = _halves(lambda b, x, y: b.add(x, y))
+"""Sums of the halves, modulo 2**16."""
+multiply_halves = _halves(_multiply_halves)
+"""x y / 2**15 of signed halves, rounded to nearest, ties up."""
+
+
 # Across the lanes. A sum in LLVM's order of halves, the same on every machine.
 def _sum(b: Any, x: Any) -> Any:
     for width in (8, 4, 2, 1):
