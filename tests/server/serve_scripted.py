@@ -9,8 +9,9 @@ from pathlib import Path
 
 from biphase.engine.options import EngineOptions
 from biphase.errors import BiphaseError
-from biphase.server.app import Policy
-from biphase.server.serving import ServeSettings, Started, bind, run
+from biphase.server.policy import Policy
+from biphase.server.serving import ServeSettings, Started, run
+from biphase.server.starting import bind, engine_process
 
 
 def announce(started: Started) -> None:
@@ -28,8 +29,9 @@ def main() -> int:
     try:
         sock = bind("127.0.0.1", int(port))
         options = EngineOptions(model=folder)
-        settings = ServeSettings("tiny", Path(folder), sock, options, True, command, policy, drain_timeout)
-        return run(settings, announce)
+        with engine_process(options, command) as engine:
+            settings = ServeSettings("tiny", Path(folder), sock, engine, 64, True, policy, drain_timeout)
+            return run(settings, announce)
     except BiphaseError as error:
         print(f"biphase: {error}", file=sys.stderr)
         return error.exit_code

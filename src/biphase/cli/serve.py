@@ -12,7 +12,7 @@ from biphase.models import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from biphase.engine.options import EngineOptions
-    from biphase.server.app import Policy
+    from biphase.server.policy import Policy
     from biphase.server.serving import Started
 
 DTYPES = ("auto", "bfloat16", "float32", "int8")
@@ -56,7 +56,7 @@ def serve(
         raise BadInput(f"--activations {activations}: expected one of {', '.join(ACTIVATIONS)}")
     _need_engine()
     from biphase.engine.options import EngineOptions
-    from biphase.server.app import Policy
+    from biphase.server.policy import Policy
 
     options = EngineOptions(
         model=model,
@@ -85,12 +85,15 @@ def _run(
 ) -> int:
     """Take the port, then load and serve; the exit status."""
     from biphase.engine.sources import resolve
-    from biphase.server.serving import ServeSettings, bind, run
+    from biphase.server.starting import bind, engine_process
 
     sock = bind(host, port)
     path = resolve(options.model)
-    settings = ServeSettings(name, path, sock, options, managed, policy=policy, drain_timeout=drain_timeout)
-    return run(settings, _announce_to_program if managed else _announce)
+    with engine_process(options) as engine:
+        from biphase.server.serving import ServeSettings, run  # takes a third of a second: the engine loads meanwhile
+
+        settings = ServeSettings(name, path, sock, engine, options.max_num_seqs, managed, policy, drain_timeout)
+        return run(settings, _announce_to_program if managed else _announce)
 
 
 def _need_engine() -> None:

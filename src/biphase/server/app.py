@@ -32,6 +32,7 @@ from biphase.server.errors import ApiError, refuse
 from biphase.server.generation import Generations
 from biphase.server.metrics import Metrics
 from biphase.server.openapi import document
+from biphase.server.policy import Policy
 from biphase.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read_body
 from biphase.server.responses import Detokenized, ModelCard, ModelList, Tokenized
 from biphase.server.streaming import EventStream, collect, events, while_connected
@@ -43,15 +44,6 @@ LONG_BODY_BYTES = 64 << 10
 """Bodies from here on are checked and tokenized in a thread, so that they do not hold up the streams."""
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """Who may use the API, and how long the engine may be silent at work before ``/health`` says so (seconds)."""
-
-    api_keys: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()
-    health_timeout: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,11 @@ server shuts down, that output is made here, so whoever waits is always told.
 import asyncio
 import contextlib
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
-
-import msgspec
 
 from biphase.engine.messages import (
     HEADER,
@@ -30,17 +26,11 @@ from biphase.engine.messages import (
     decode_to_server,
     pack,
 )
-from biphase.engine.options import EngineOptions
 from biphase.errors import BadInput, BiphaseError, RunFailed
 from biphase.scheduling.request import FinishReason
 from biphase.server.metrics import Metrics
+from biphase.server.starting import EngineProcess
 from biphase.server.timeline import Timeline
-
-ENGINE_COMMAND = (sys.executable, "-m", "biphase.engine.process")
-"""Called with two arguments more: the file descriptor of its end of the socket, and its options as JSON."""
-
-STDERR = 2
-"""The file descriptor; stdout is kept for the one line of a managed server."""
 
 EXIT_SECONDS = 2.0
 """How long the engine's process may take to end once its socket is closed."""
@@ -115,14 +105,9 @@ class EngineClient:
         self._reading = asyncio.create_task(self._read(reader))
 
     @classmethod
-    async def start(
-        cls, options: EngineOptions, metrics: Metrics, command: Sequence[str] = ENGINE_COMMAND
-    ) -> "EngineClient":
-        """Start the process and the reading of its frames; it tells on ``ready`` how loading went."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = _spawn([*command, str(theirs.fileno()), msgspec.json.encode(options).decode()], theirs.fileno())
-        return cls(process, *await asyncio.open_unix_connection(sock=ours), metrics)
+    async def connect(cls, engine: EngineProcess, metrics: Metrics) -> "EngineClient":
+        """Read the frames of a process that was started; it tells on ``ready`` how loading went."""
+        return cls(engine.process, *await asyncio.open_unix_connection(sock=engine.sock), metrics)
 
     @property
     def alive(self) -> bool:
@@ -270,11 +255,6 @@ class EngineClient:
         outputs = self._open.pop(request_id)
         outputs.arrive(Output(request_id, (), reason.value, message), time.monotonic())
         self._rest_if_idle()
-
-
-def _spawn(command: list[str], fd: int) -> subprocess.Popen[bytes]:
-    """In a process group of its own, so that Ctrl-C is the server's alone; what it prints goes to stderr."""
-    return subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, stdout=STDERR, process_group=0)
 
 
 async def _frames(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:

@@ -2,14 +2,13 @@
 
 import asyncio
 import contextlib
-import errno
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -19,13 +18,14 @@ import uvloop
 
 from biphase.engine.grammar import vocabulary_of
 from biphase.engine.messages import Ready, Vocabulary
-from biphase.engine.options import EngineOptions
 from biphase.engine.text import Text, load_text
-from biphase.errors import BadInput, RunFailed
+from biphase.errors import RunFailed
 from biphase.server.admission import ServedModel
-from biphase.server.app import Policy, Service, build_app
-from biphase.server.engine_client import ENGINE_COMMAND, EngineClient
+from biphase.server.app import Service, build_app
+from biphase.server.engine_client import EngineClient
 from biphase.server.metrics import Metrics
+from biphase.server.policy import Policy
+from biphase.server.starting import EngineProcess, bind_problem
 
 GRACE_SECONDS = 3
 """How long streams may take to hand over their last chunk once the server ends."""
@@ -61,7 +61,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """``engine_options`` goes to the engine's process; ``path`` is where the model lies, for the tokenizer.
+    """``path`` is where the model lies, for the tokenizer; ``engine`` runs at most ``max_num_seqs`` requests at once.
 
     After SIGTERM running requests have ``drain_timeout`` seconds to finish.
     """
@@ -69,9 +69,9 @@ class ServeSettings:
     model_name: str
     path: Path
     sock: socket.socket
-    engine_options: EngineOptions
+    engine: EngineProcess
+    max_num_seqs: int
     end_with_stdin: bool = False
-    engine_command: Sequence[str] = ENGINE_COMMAND
     policy: Policy = field(default_factory=Policy)
     drain_timeout: float = 30.0
 
@@ -92,40 +92,13 @@ class Started:
         return self.ready.num_blocks == blocks * self.max_num_seqs
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound before anything is loaded; ``RunFailed`` when the port is taken.
-
-    It does not listen yet, so that clients are turned away, not kept waiting, while the model loads.
-    """
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ]
-    except (OSError, UnicodeError) as error:
-        raise BadInput(f"--host {host}: no such address: {error}") from error
-    sock = socket.socket(family, kind)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise RunFailed(_bind_problem(host, port, error)) from error
-    return sock
-
-
 def _listen(sock: socket.socket) -> None:
     """Of two sockets that are bound to one port and do not listen, the second to listen fails here."""
     try:
         sock.listen(2048)
     except OSError as error:
         host, port = sock.getsockname()[:2]
-        raise RunFailed(_bind_problem(host, port, error)) from error
-
-
-def _bind_problem(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use; give another with --port, or --port 0 for a free one"
-    return f"cannot listen on {host} port {port}: {error.strerror}"
+        raise RunFailed(bind_problem(host, port, error)) from error
 
 
 def url_of(sock: socket.socket) -> str:
@@ -151,7 +124,7 @@ async def _serve(settings: ServeSettings, announce: Callable[[Started], None]) -
     if settings.end_with_stdin:
         _end_with_stdin(stop)
     metrics = Metrics(settings.model_name)
-    engine = await EngineClient.start(settings.engine_options, metrics, settings.engine_command)
+    engine = await EngineClient.connect(settings.engine, metrics)
     try:
         text, vocabulary = await asyncio.to_thread(_load_text, settings.path)
         await asyncio.wait((engine.ready, stop.first), return_when=asyncio.FIRST_COMPLETED)
@@ -182,7 +155,7 @@ async def _serve_http(
     server = _Server(_uvicorn_config(service))
     serving = asyncio.create_task(server.serve([settings.sock]))
     await asyncio.wait((server.listening, serving), return_when=asyncio.FIRST_COMPLETED)
-    ready, most = service.engine.ready.result(), settings.engine_options.max_num_seqs
+    ready, most = service.engine.ready.result(), settings.max_num_seqs
     announce(Started(url_of(settings.sock), service.model, ready, most))
     await asyncio.wait((stop.first, service.engine.died, serving), return_when=asyncio.FIRST_COMPLETED)
     if stop.first.done() and stop.first.result() is Ending.TERMINATE:
