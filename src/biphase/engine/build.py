@@ -60,7 +60,9 @@ def _compiled_model(
     options: EngineOptions, shape: ModelConfig, packed: "PackedModel"
 ) -> tuple[TwoPhaseModel, SchedulerConfig, tuple[str, str]]:
     from biphase.engine.compiled import CompiledModel, PagedCache
+    from biphase.engine.registries import load_registries
 
+    load_registries()
     config = _limits(options, shape, 2)
     words = 1 if options.activations == "int8" else 2
     model = CompiledModel(shape, packed, PagedCache(shape, config.num_blocks), words)
