@@ -200,7 +200,7 @@ def test_the_trace_shows_chunks_between_decodes(tmp_path: Path) -> None:
 
 def test_measuring_steps_leaves_no_trace_in_the_engine() -> None:
     engine = tiny_engine()
-    seen = engine.measure({"one": (1, 20, 3), "two": (2, 20, 2)})
+    seen = engine.measure([[(20, 3)], [(20, 2)] * 2])
     assert [shape.chunk for shape, _ in seen if shape.chunk] == [20, 40]
     assert [shape.decodes for shape, _ in seen if not shape.chunk] == [1, 1, 2]
     assert all(seconds > 0 for _, seconds in seen)

@@ -94,7 +94,7 @@ class Traffic:
         self.check_phases(plan, running, decoding)
         self.check_order(plan, running)
         if limit is not None and plan.decode and sum(s.count for s in plan.prefill) > LEAST_CHUNK:
-            assert law.predict(plan.shape) <= limit / 1000 - min(noise, limit / 2000) + 1e-12
+            assert law.predict(plan.shape) <= limit / 1000 / (1 + min(noise, 1)) + 1e-12
         result = self.executor.run(plan)
         scheduler.commit(plan, StepResult(result.tokens, {}, seconds_of(plan.shape)), 0.0)
         scheduler.check()

@@ -87,13 +87,12 @@ def _torch_model(options: EngineOptions) -> tuple[TwoPhaseModel, SchedulerConfig
 def warm_up(engine: Engine) -> None:
     """Compile the kernels, so that no request waits for them, and where an ITL budget is set measure its first law."""
     config = engine.scheduler.config
-    engine.measure({"compile": (2, min(40, config.max_request_tokens - 2), 2)})
+    engine.measure([[(min(40, config.max_request_tokens - 2), 2)] * 2])
     settle(engine.runner.model)
     if config.itl_budget_ms is not None:
-        seen = engine.measure(_law_shapes(config))
-        if config.chunked_prefill:
-            for tokens in CHUNKS_OF_LAW:
-                seen += engine.measure({"chunks": (1, min(LONG_PROMPT, config.max_request_tokens - 1), 1)}, tokens)
+        seen = engine.measure(_possible(WHOLE_PROMPTS * 2, config))  # the first touch of memory must not count alone
+        for tokens in CHUNKS_OF_LAW:
+            seen += engine.measure(_possible(BESIDE_DECODES, config), tokens)
         engine.start_from(StepTimeLaw(seen))
 
 
@@ -129,25 +128,23 @@ def compile_kernels() -> None:
     warm_up(Engine(CompiledModel(config, packed, PagedCache(config, 4)), engine_config))
 
 
+Group = list[tuple[int, int]]
+"""Requests that arrive together: prompt and output tokens of each."""
+WHOLE_PROMPTS: list[Group] = [[(16, 4)], [(256, 4)], [(1024, 4)], [(48, 6)] * 4]
+BESIDE_DECODES: list[Group] = [[*[(48, 24)] * 4, (512, 1)], [(1024, 24), (512, 1)]]
+"""A prompt in chunks beside short streams and beside a long one, itself in chunks before."""
 CHUNKS_OF_LAW = (64, 256)
-"""Tokens a step in which a long prompt is measured, for what a chunk costs by its size and by its past."""
-LONG_PROMPT = 1024
+"""Tokens of a step with chunks. All together tell the nine coefficients of the step-time law apart; they take about two
+seconds for a model of 100 million parameters."""
 
 
-def _law_shapes(config: SchedulerConfig) -> dict[str, tuple[int, int, int]]:
-    """Requests whose steps tell the seven coefficients of the step-time law apart, as far as the limits allow.
-
-    (requests, prompt tokens, output tokens): short, medium and long prompts, few and several streams, each twice so
-    that the first touch of memory does not count alone. About two seconds for a model of 100 million parameters.
-    """
-    wanted = {"short": (1, 16, 4), "medium": (1, 256, 4), "long": (1, 1024, 4), "several": (4, 48, 6)}
+def _possible(groups: list[Group], config: SchedulerConfig) -> list[Group]:
+    """The groups as far as the limits allow: fewer requests, shorter prompts."""
     room = config.max_request_tokens
-    return {
-        f"{name} {n}": (min(requests, config.max_num_seqs), min(prompt, room - output), output)
-        for n in range(2)
-        for name, (requests, prompt, output) in wanted.items()
-        if room > output
-    }
+    return [
+        [(min(prompt, room - output), output) for prompt, output in group[-config.max_num_seqs :] if output < room]
+        for group in groups
+    ]
 
 
 def threads_of(options: EngineOptions) -> int:

@@ -1,6 +1,6 @@
 """One model with its scheduler: requests in, tokens out, a step at a time. Knows no text and no HTTP."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import cycle
@@ -87,21 +87,22 @@ class Engine:
         return self._report(plan, [_output(outcome, result) for outcome in outcomes], now)
 
     def measure(
-        self, shapes: Mapping[str, tuple[int, int, int]], tokens_per_step: int | None = None
+        self, groups: Sequence[Sequence[tuple[int, int]]], tokens_per_step: int | None = None
     ) -> list[tuple[StepShape, float]]:
-        """Run requests of a few shapes, (requests, prompt tokens, output tokens), and time their steps.
+        """Time the steps of groups of requests, one group after the other.
 
-        ``tokens_per_step`` takes the place of the configured limit, to see chunks with a past. The engine must be
-        idle; what is cached and counted of them is forgotten.
+        A request is (prompt tokens, output tokens); those of a group arrive together. ``tokens_per_step`` takes the
+        place of the configured limit, to see chunks. The engine must be idle; what is cached and counted of them is
+        forgotten.
         """
         seen: list[tuple[StepShape, float]] = []
         first_tokens = cycle(range(self.runner.model.config.vocab_size))  # no prompt begins like another: no cache hit
         config = self.scheduler.config
         limit = min(tokens_per_step or config.max_num_batched_tokens, config.max_num_batched_tokens)
         scheduler, self.scheduler = self.scheduler, Scheduler(replace(config, max_num_batched_tokens=limit))
-        for name, (requests, prompt, output) in shapes.items():
-            for n in range(requests):
-                self.scheduler.add(Request(f"{name} {n}", (next(first_tokens),) * prompt, output))
+        for group in groups:
+            for n, (prompt, output) in enumerate(group):
+                self.scheduler.add(Request(str(n), (next(first_tokens),) * prompt, output))
             while self.scheduler.has_work:
                 plan = self.scheduler.plan(0.0)
                 result = self.runner.run(plan)

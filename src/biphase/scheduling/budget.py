@@ -20,7 +20,7 @@ class PrefillBudget:
         self._seconds: float | None = None
         if config.itl_budget_ms is not None and decode.decodes and law.knows:
             budget = config.itl_budget_ms / 1000
-            self._seconds = budget - min(NOISE_MARGIN * law.noise, budget / 2)
+            self._seconds = budget / (1 + min(NOISE_MARGIN * law.noise, 1))
 
     @property
     def left(self) -> bool:

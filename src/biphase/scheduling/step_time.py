@@ -1,11 +1,12 @@
 """How long a step takes, learnt from the steps themselves: what the ITL budget asks before it adds prefill to decodes.
 
-    seconds = t0 + w * decodes + k * decode context + a * (any chunk) + b * chunk + r * past + c * chunk pairs
+    decodes alone    seconds = t0 + w * decodes + k * decode context
+    with a chunk     seconds = a + v * decodes + l * decode context + b * chunk + r * past + c * chunk pairs
 
-the decode law and the prefill law of one step together: t0 reads the weights, w is the work of one more sequence, k
-reads one more token of its KV; a is what a chunk costs whatever its size (other kernels, which unpack the weights), b
-computes one more prompt token, r reads one more token of the chunk's past, c attends one more pair (new token, earlier
-token).
+t0 and a read the weights, each by its own kernels; w and v are the work of one more sequence, k and l read one more
+token of its KV; b computes one more prompt token, r reads one more token of the chunk's past, c attends one more pair
+(new token, earlier token). The constants of the two kinds of step are apart: beside a chunk another row costs a tenth
+of what it costs among decodes.
 
 Each step corrects the coefficients by its error, normalised so that the same step again would be predicted with that
 share less error (normalised least mean squares; Widrow and Hoff 1960, Nagumo and Noda 1967). Unlike recursive least
@@ -16,11 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-TYPICAL = (1.0, 8.0, 8e3, 1.0, 256.0, 2e3, 256e3)
-"""Sizes of the seven features in an ordinary step. Divided by them, all coefficients are seconds of an ordinary step,
+TYPICAL = (1.0, 8.0, 8e3, 1.0, 8.0, 8e3, 256.0, 2e3, 256e3)
+"""Sizes of the features in an ordinary step. Divided by them, all coefficients are seconds of an ordinary step,
 and an error is shared out between them by what each contributed."""
 RATE = 0.2
 """Share of an error that one step corrects: a change of the machine's speed is followed within about ten steps."""
+LARGEST_ERROR = 0.5
+"""What one step can be wrong by, as a share of the prediction: a step that was interrupted is not the law."""
 FIRST_PASSES = 300
 """How often the first measurements are gone through: as equations, solved by projecting on each in turn (Kaczmarz)."""
 
@@ -42,7 +45,10 @@ class StepShape:
         return StepShape(self.decodes, self.decode_context, self.chunk + count, pairs, self.past + past)
 
     def features(self) -> tuple[float, ...]:
-        raw = (1, self.decodes, self.decode_context, self.chunk > 0, self.chunk, self.past, self.pairs)
+        """In units of ``TYPICAL``: three of a step of decodes, then six of a step with a chunk; the others are 0."""
+        decodes = (1, self.decodes, self.decode_context)
+        chunk = (*decodes, self.chunk, self.past, self.pairs)
+        raw = (0, 0, 0, *chunk) if self.chunk else (*decodes, 0, 0, 0, 0, 0, 0)
         return tuple(value / size for value, size in zip(raw, TYPICAL, strict=True))
 
 
@@ -55,6 +61,8 @@ class StepTimeLaw:
         for _ in range(FIRST_PASSES):
             for shape, seconds in first:
                 self._correct(shape.features(), seconds)
+        for shape, seconds in first:
+            self._note(shape, seconds)
 
     @property
     def knows(self) -> bool:
@@ -63,7 +71,7 @@ class StepTimeLaw:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of recent errors of prediction, in seconds."""
+        """Standard deviation of recent errors of prediction, as a share of the prediction, of steps with a chunk."""
         return sqrt(self._variance)
 
     def predict(self, shape: StepShape) -> float:
@@ -72,8 +80,11 @@ class StepTimeLaw:
 
     def learn(self, shape: StepShape, seconds: float) -> None:
         """Take one step into account."""
-        error = self._correct(shape.features(), seconds)
-        self._variance += RATE * (error**2 - self._variance)
+        predicted = self.predict(shape)
+        if predicted:
+            seconds = min(max(seconds, predicted * (1 - LARGEST_ERROR)), predicted * (1 + LARGEST_ERROR))
+        self._note(shape, seconds)
+        self._correct(shape.features(), seconds)
 
     def share(self, shape: StepShape, seconds: float) -> tuple[float, float]:
         """The (prefill, decode) seconds of a step: measured where it has one phase, shared out where it has both.
@@ -99,11 +110,15 @@ class StepTimeLaw:
                 high = middle - 1
         return low
 
+    def _note(self, shape: StepShape, seconds: float) -> None:
+        """Book the error of a prediction."""
+        predicted = self.predict(shape)
+        if shape.chunk and predicted:
+            self._variance += RATE * ((seconds / predicted - 1) ** 2 - self._variance)
+
     def _at(self, features: Sequence[float]) -> float:
         return sum(c * x for c, x in zip(self._coefficients, features, strict=True))
 
-    def _correct(self, features: Sequence[float], seconds: float) -> float:
-        error = seconds - self._at(features)
-        step = RATE * error / sum(x * x for x in features)
+    def _correct(self, features: Sequence[float], seconds: float) -> None:
+        step = RATE * (seconds - self._at(features)) / sum(x * x for x in features)
         self._coefficients = [max(c + step * x, 0.0) for c, x in zip(self._coefficients, features, strict=True)]
-        return error

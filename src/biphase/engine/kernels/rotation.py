@@ -23,11 +23,11 @@ from biphase.engine.kernels.vectors import (
 class Rotation(NamedTuple):
     """Addresses of one layer: tables [positions, D / 2], norms [2, D] (or 0), caches of keys and of values."""
 
-    cos: int
-    sin: int
-    norms: int
-    k: int
-    v: int
+    cos: Any
+    sin: Any
+    norms: Any
+    k: Any
+    v: Any
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
