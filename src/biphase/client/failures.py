@@ -57,6 +57,6 @@ def explain_status(status: int, body: bytes, url: str) -> str:
         401: "; set BIPHASE_API_KEY or pass --api-key",
         403: "; the key, or the model, is not allowed here",
         404: "; check the path of the URL and --model",
-        429: "; the server limits the rate: wait, or ask for less: fewer --repeats, shorter prompts",
+        429: "; the server limits the rate: wait, or ask for less: fewer requests at a time, shorter prompts",
     }.get(status, "")
     return f"{url}: HTTP {status}: {server_message(body)}{advice}"
