@@ -1,6 +1,7 @@
 """The same load by other clients: vllm bench serve, guidellm and aiperf, each from a virtual environment of its own."""
 
 import os
+import re
 import resource
 import subprocess
 import tempfile
@@ -36,14 +37,19 @@ class Reported:
 
 @dataclass(frozen=True)
 class Peer:
-    """A tool: its program in the folder of environments, its arguments, and how its file is read."""
+    """A tool: its program in the folder of environments, its arguments, and how its file is read.
+
+    ``means``: its ITL is one number for each request, the mean. ``offline``: it may be told that Hugging Face's hub is
+    out of reach; aiperf then finds no folder either.
+    """
 
     name: str
     program: str
     arguments: Callable[[str, Load, Path, Path], Sequence[str]]
     file: str
     read: Callable[[Any], Reported]
-    note: str = ""
+    means: bool = False
+    offline: bool = True
 
 
 def _vllm_arguments(url: str, load: Load, tokenizer: Path, folder: Path) -> Sequence[str]:
@@ -60,7 +66,8 @@ def _vllm_read(found: Any) -> Reported:
 
 def _guidellm_arguments(url: str, load: Load, tokenizer: Path, folder: Path) -> Sequence[str]:
     data = msgspec.json.encode({"prompt_tokens": 8, "output_tokens": load.tokens}).decode()
-    kind = ["--rate-type", "concurrent", "--rate", str(load.streams), "--max-requests", str(load.streams)]
+    streams = str(float(load.streams))  # 0.2 asks the number whether it is whole, which an int cannot say before 3.12
+    kind = ["--rate-type", "concurrent", "--rate", streams, "--max-requests", str(load.streams)]
     out = ["--output-path", str(folder / "guidellm.json"), "--disable-progress", "--disable-console-outputs"]
     return ["benchmark", "--target", url, "--model", "m", "--processor", str(tokenizer), "--data", data, *kind, *out]
 
@@ -78,7 +85,7 @@ def _guidellm_read(found: Any) -> Reported:
 def _aiperf_arguments(url: str, load: Load, tokenizer: Path, folder: Path) -> Sequence[str]:
     server = ["profile", "-m", "m", "-u", url, "--endpoint-type", "completions", "--streaming"]
     size = ["--concurrency", str(load.streams), "--request-count", str(load.streams), "--isl", "8"]
-    answer = ["--osl", str(load.tokens), "--tokenizer", str(tokenizer), "--ui", "none"]
+    answer = ["--osl", str(load.tokens), "--tokenizer", str(tokenizer), "--use-server-token-count", "--ui", "none"]
     return [*server, *size, *answer, "--artifact-dir", str(folder)]
 
 
@@ -89,11 +96,18 @@ def _aiperf_read(found: Any) -> Reported:
     return Reported(pair("time_to_first_token"), pair("inter_token_latency"))
 
 
-MEANS = "mean of each request"
 PEERS = (
     Peer("vllm bench serve", "vllm/bin/vllm", _vllm_arguments, "vllm.json", _vllm_read),
-    Peer("guidellm", "guidellm/bin/guidellm", _guidellm_arguments, "guidellm.json", _guidellm_read, MEANS),
-    Peer("aiperf", "aiperf/bin/aiperf", _aiperf_arguments, "profile_export_aiperf.json", _aiperf_read, MEANS),
+    Peer("guidellm", "guidellm/bin/guidellm", _guidellm_arguments, "guidellm.json", _guidellm_read, means=True),
+    Peer(
+        "aiperf",
+        "aiperf/bin/aiperf",
+        _aiperf_arguments,
+        "profile_export_aiperf.json",
+        _aiperf_read,
+        means=True,
+        offline=False,
+    ),
 )
 
 
@@ -109,7 +123,7 @@ def peer_row(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        problem = _run(program, peer.arguments(url, load, tokenizer, folder))
+        problem = _run(program, peer.arguments(url, load, tokenizer, folder), peer.offline)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         file = next(folder.rglob(peer.file), None)
         if problem or file is None:
@@ -119,29 +133,36 @@ def peer_row(
     return _row(peer, reported, written()[-load.streams :], cpu)
 
 
-def _run(program: Path, arguments: Sequence[str]) -> str | None:
+def _run(program: Path, arguments: Sequence[str], offline: bool) -> str | None:
     """What went wrong, in one line."""
-    offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"} | ({"HF_HUB_OFFLINE": "1"} if offline else {})
     path = f"{program.parent}{os.pathsep}{os.environ.get('PATH', '')}"
     command = [str(program), *arguments]
-    environment = {**os.environ, **offline, "PATH": path}
+    environment = {**os.environ, **quiet, "PATH": path}
     try:
         ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
     except subprocess.TimeoutExpired:
         return f"no end after {LIMIT_S} s"
-    said = (ended.stderr.strip() or ended.stdout.strip() or "nothing said").splitlines()
-    return None if ended.returncode == 0 else f"status {ended.returncode}: {said[-1]}"
+    return None if ended.returncode == 0 else f"status {ended.returncode}: {_reason(ended.stdout + ended.stderr)}"
+
+
+def _reason(said: str) -> str:
+    """The last line that begins with the name of an exception, as a traceback ends; else the last of all."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    return (named or lines or ["nothing said"])[-1]
 
 
 def _row(peer: Peer, reported: Reported, requests: Written, cpu: float) -> str:
     firsts = [1e3 * (moments[0] - read) for _, read, moments in requests]
-    gaps = [1e3 * gap for _, _, moments in requests for gap in np.diff(moments)]
+    gaps = [1e3 * np.diff(moments) for _, _, moments in requests]
+    itls = [gap.mean() for gap in gaps] if peer.means else np.concatenate(gaps)
     sent = np.concatenate([moments for _, _, moments in requests])
     rate = (sent.size - 1) / float(np.ptp(sent))
     values = [
         f"{told:8.2f} ({np.percentile(true, q):.2f})"
-        for pair, true in ((reported.ttft, firsts), (reported.itl, gaps))
+        for pair, true in ((reported.ttft, firsts), (reported.itl, itls))
         for told, q in zip(pair, (50, 99), strict=True)
     ]
-    note = f"  ITL: {peer.note}" if peer.note else ""
+    note = "  ITL: mean of each request" if peer.means else ""
     return f"{peer.name:16s}  {rate:8,.0f}  {cpu:6.1f}  " + "  ".join(values) + note
