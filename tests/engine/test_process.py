@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, models
 
+from biphase.engine import process
 from biphase.engine.config import from_hf
 from biphase.engine.grammar import json_grammar
 from biphase.engine.messages import (
@@ -28,6 +29,7 @@ from biphase.engine.messages import (
 from biphase.engine.options import EngineOptions
 from biphase.scheduling.request import LogitRules, SamplingParams
 from tests.engine.test_families import GOLDEN
+from tests.engine.tiny import tiny_engine
 
 SHAPE = GOLDEN["cases"][0]["config"]
 
@@ -120,6 +122,26 @@ def ascii_vocabulary() -> Vocabulary:
     tokens = tuple(bytes([code]) for code in range(128))
     tokenizer = Tokenizer(models.BPE(vocab={chr(code): code for code in range(128)}, merges=[])).to_str()
     return Vocabulary(tokenizer, (b"", *tokens[1:]), (0,), (0,))
+
+
+def test_the_vocabulary_is_read_when_the_engine_rests_or_a_grammar_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "REST_SECONDS", 0.0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        connection, resting, asked = process.Connection(theirs), tiny_engine(), tiny_engine()
+        for engine in (resting, asked):
+            engine.learn(ascii_vocabulary())
+        ours.sendall(pack(Submit("plain", (1, 2), 2, frozenset(), SamplingParams(0.0))))
+        process.run_once(connection, resting)  # a request comes first
+        assert resting.has_unread
+        while resting.has_work:
+            process.run_once(connection, resting)
+        process.run_once(connection, resting)
+        assert not resting.has_unread
+        rules = LogitRules(grammar=json_grammar(True))
+        ours.sendall(pack(Submit("held", (1, 2), 2, frozenset(), SamplingParams(0.0, rules=rules))))
+        process.run_once(connection, asked)
+        assert not asked.has_unread
 
 
 def test_a_stream_goes_on_while_a_large_grammar_is_compiled(engine: EngineProcess) -> None:

@@ -1,5 +1,6 @@
 """``biphase serve``: the engine behind the OpenAI API."""
 
+import gc
 import importlib.util
 import json
 import shlex
@@ -87,6 +88,7 @@ def _run(
     from biphase.engine.sources import resolve
     from biphase.server.starting import bind, engine_process
 
+    gc.disable()  # until the server answers: it would walk over all that imports make, again and again
     sock = bind(host, port)
     path = resolve(options.model)
     with engine_process(options) as engine:

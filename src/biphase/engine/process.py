@@ -3,6 +3,7 @@
 It ends when the other side closes the socket, so it never outlives its server, whatever ends that.
 """
 
+import gc
 import os
 import select
 import signal
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 PREPARED_SECONDS = 0.01
 """How often an engine without a step to run looks whether the grammar that it compiles is ready."""
+
+
+REST_SECONDS = 0.5
+"""Without a message for so long, the engine reads the vocabulary: the first request need not wait for it."""
 
 
 class Connection:
@@ -100,9 +105,12 @@ def _one_line(error: Exception) -> str:
 
 def serve(connection: Connection, options: EngineOptions) -> None:
     """The step loop; idle it waits on the socket without using the processor."""
-    from biphase.engine.build import build  # loads torch, which takes seconds: only here
+    gc.disable()  # it would walk over all that imports make, again and again
+    from biphase.engine.build import build  # takes a second: only here
 
     engine, ready = build(options, lambda text: print(text, file=sys.stderr, flush=True))
+    gc.freeze()  # what is here now stays: no collection while steps run looks at it
+    gc.enable()
     connection.send(ready)
     try:
         while True:
@@ -113,13 +121,24 @@ def serve(connection: Connection, options: EngineOptions) -> None:
 
 def run_once(connection: Connection, engine: "Engine") -> None:
     """Take what has come, and run a step where there is something to run."""
-    patience = 0.0 if engine.has_work else PREPARED_SECONDS if engine.preparing else None
-    refusals = [take(engine, message) for message in connection.receive(patience)]
+    messages = connection.receive(patience(engine))
+    refusals = [take(engine, message) for message in messages]
     for refusal in (*refusals, *engine.take_prepared()):
         if refusal is not None:
             connection.send(refusal)
     if engine.has_work:
         connection.send(engine.step())
+    elif not messages and not engine.preparing:
+        engine.read_vocabulary()
+
+
+def patience(engine: "Engine") -> float | None:
+    """How many seconds the engine waits for a message before it does something else; None is for ever."""
+    if engine.has_work:
+        return 0.0
+    if engine.preparing:
+        return PREPARED_SECONDS
+    return REST_SECONDS if engine.has_unread else None
 
 
 def take(engine: "Engine", message: ToEngine) -> Step | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -155,6 +156,8 @@ async def _serve_http(
     server = _Server(_uvicorn_config(service))
     serving = asyncio.create_task(server.serve([settings.sock]))
     await asyncio.wait((server.listening, serving), return_when=asyncio.FIRST_COMPLETED)
+    gc.freeze()
+    gc.enable()
     ready, most = service.engine.ready.result(), settings.max_num_seqs
     announce(Started(url_of(settings.sock), service.model, ready, most))
     await asyncio.wait((stop.first, service.engine.died, serving), return_when=asyncio.FIRST_COMPLETED)
