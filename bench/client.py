@@ -1,10 +1,11 @@
 """How many chunks a second one client process stamps, how late its stamps are, and what other tools say of the same.
 
-    python bench/client.py [--streams 200] [--rate 20000] [--seconds 5] [--peers DIR --tokenizer FOLDER]
+    python bench/client.py [--streams 200] [--rate 20000] [--seconds 5] [--together] [--peers DIR --tokenizer FOLDER]
 
-``bench/streaming_server.py``, a process of its own, streams to all at once, ``rate`` chunks a second in all. The client
-is ``biphase.client`` as every measurement uses it, in one process; its stamps stand beside the moments of the writes
-(one clock for all processes of a machine). On the machine there must be a core for each of the two.
+``bench/streaming_server.py``, a process of its own, streams to all, ``rate`` chunks a second in all: each stream at its
+own even pace, with ``--together`` all of them at the same moments, as after a step of an engine. The client is
+``biphase.client`` as every measurement uses it, in one process; its stamps stand beside the moments of the writes (one
+clock for all processes of a machine). On the machine there must be a core for each of the two.
 
 With ``--peers`` (a folder with the virtual environments ``vllm``, ``guidellm`` and ``aiperf``; what is missing is
 named) the same load is sent by ``vllm bench serve``, ``guidellm`` and ``aiperf``. They keep no stamps that could be
@@ -40,10 +41,11 @@ Written = list[tuple[int | None, float, list[float]]]
 
 
 @contextmanager
-def server(load: Load) -> Iterator[str]:
+def server(load: Load, together: bool = False) -> Iterator[str]:
     """Address of a server that writes ``rate`` chunks a second to ``streams``."""
     gap_ms = 1e3 * load.streams / load.rate
     command = [sys.executable, str(SERVER), "--gap-ms", str(gap_ms), "--first-ms", str(FIRST_MS)]
+    command += ["--together"] if together else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -97,16 +99,17 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--rate", type=float, default=20000.0, help="chunks a second over all streams")
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--together", action="store_true", help="all streams get their chunks at the same moments")
     parser.add_argument("--peers", type=Path, help="folder with the virtual environments of the other tools")
     parser.add_argument("--tokenizer", type=Path, help="folder of a Hugging Face tokenizer, which they need")
     options = parser.parse_args()
     load = Load(options.streams, options.rate, round(options.rate * options.seconds / options.streams))
-    with server(load) as url:
+    with server(load, options.together) as url:
         measure(url, load)
     if options.peers is not None:
         print("\ntool              chunks/s   CPU s   TTFT p50  p99, ms (written)   ITL p50  p99, ms (written)")
         for peer in PEERS:
-            with server(load) as url:
+            with server(load, options.together) as url:
                 print(peer_row(peer, url, load, options.peers, options.tokenizer, partial(written, url)))
 
 

@@ -1,14 +1,16 @@
 """A server that streams prebuilt chunks to many clients at an even pace and remembers the moment of each write.
 
-    python bench/streaming_server.py [--gap-ms 10] [--first-ms 100]
+    python bench/streaming_server.py [--gap-ms 10] [--first-ms 100] [--together]
 
 It computes nothing: one process, raw sockets, one thread. Each request gets as many tokens as it asks for, the first
-after ``first-ms``, then one every ``gap-ms``. ``GET /written`` gives, for each request, when it was read and when each
+after ``first-ms``, then one every ``gap-ms``; with ``--together`` all streams have theirs at the same moments, as after
+a step of an engine. ``GET /written`` gives, for each request, when it was read and when each
 token was written (``time.perf_counter``, which all processes of a machine share). Prints its port.
 """
 
 import argparse
 import heapq
+import math
 import selectors
 import socket
 import time
@@ -89,10 +91,10 @@ class Stream:
 class Server:
     """Reads requests and writes tokens when they are due."""
 
-    def __init__(self, first_s: float, gap_s: float) -> None:
+    def __init__(self, first_s: float, gap_s: float, together: bool = False) -> None:
         self.listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.port = self.listening.getsockname()[1]
-        self._first_s, self._gap_s = first_s, gap_s
+        self._first_s, self._gap_s, self._together = first_s, gap_s, together
         self._ready = selectors.DefaultSelector()
         self._ready.register(self.listening, selectors.EVENT_READ)
         self._partial: dict[int, bytes] = {}
@@ -153,7 +155,7 @@ class Server:
             wire.send(STREAM_HEAD)
             stream = Stream(wire, msgspec.json.decode(body), b"chat" in path)
             self._streams.append(stream)
-            heapq.heappush(self._due, (stream.read + self._first_s, len(self._streams), stream))
+            heapq.heappush(self._due, (self._first_due(stream.read), len(self._streams), stream))
             return
         status, content = 200, b"{}"
         if path == b"/written":
@@ -167,6 +169,10 @@ class Server:
         wire.sendall(JSON_HEAD % (status, len(content)) + content)
         wire.setblocking(False)
 
+    def _first_due(self, read: float) -> float:
+        due = read + self._first_s
+        return math.ceil(due / self._gap_s) * self._gap_s if self._together else due
+
 
 def _content_length(head: bytes) -> int:
     lines = (line.lower() for line in head.split(b"\r\n"))
@@ -178,8 +184,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gap-ms", type=float, default=10.0)
     parser.add_argument("--first-ms", type=float, default=100.0)
+    parser.add_argument("--together", action="store_true", help="all streams at the same moments")
     options = parser.parse_args()
-    server = Server(options.first_ms / 1e3, options.gap_ms / 1e3)
+    server = Server(options.first_ms / 1e3, options.gap_ms / 1e3, options.together)
     print(server.port, flush=True)
     server.run()
 
