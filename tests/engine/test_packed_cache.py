@@ -242,16 +242,15 @@ from biphase.engine import build, packed_cache
 from biphase.engine.options import EngineOptions
 packed_cache.LEAST_BYTES = 0
 engine, _ = build.build(EngineOptions(model=sys.argv[1], kv_cache_gb=0.01))
-print("torch" in sys.modules)
+print([name for name in ("torch", "scipy.linalg", "jinja2") if name in sys.modules])
+import scipy.linalg  # it is as it was to whoever asks for it
 """
 
 
-def test_a_start_with_packed_weights_imports_no_torch(load: Callable[..., PackedModel], tmp_path: Path) -> None:
-    """Its import takes a second, of a start of two."""
+def test_a_start_with_packed_weights_imports_nothing_dear(load: Callable[..., PackedModel], tmp_path: Path) -> None:
+    """torch takes a second, scipy.linalg a third of one, of a start of one and a half."""
     load()
-    command, kernels = (
-        [sys.executable, "-c", STARTS, str(tmp_path / "tiny.gguf")],
-        {"NUMBA_CACHE_DIR": config.CACHE_DIR},
-    )
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **kernels})
-    assert done.stdout == "False\n"
+    command = [sys.executable, "-c", STARTS, str(tmp_path / "tiny.gguf")]
+    env = {**os.environ, "NUMBA_CACHE_DIR": config.CACHE_DIR}  # the kernels are compiled already
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env)
+    assert done.stdout == "[]\n"
