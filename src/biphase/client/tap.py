@@ -79,10 +79,10 @@ class Tap(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Called by the transport: stamp first."""
         now = self._arrived = time.perf_counter()
-        if not self._kept:
-            self._clock.put_off(now, self._catch_up)
         self._kept.append((now, now - self._clock.earliest, bytes(self._buffer[:nbytes])))
-        if len(self._kept) >= MOST_KEPT:
+        if len(self._kept) == 1:
+            self._clock.put_off(now, self._catch_up)
+        elif len(self._kept) >= MOST_KEPT:
             self._catch_up()
 
     def eof_received(self) -> None:

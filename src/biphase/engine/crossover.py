@@ -14,9 +14,9 @@ from numba import get_num_threads
 from biphase.engine.compiled import MOST_FEW_ROWS, CompiledModel
 from biphase.engine.kernels import sources_digest, user_cache
 from biphase.engine.kernels.features import features
-from biphase.engine.rows import PrefillChunk, Rows
+from biphase.engine.rows import DecodeRows, Rows
 
-COUNTS = (4, 6, 8, 10, 12, 14, 16)
+COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 14, 16)
 REPEATS = 3
 
 
@@ -42,11 +42,12 @@ def measure(model: CompiledModel) -> int:
 
 
 def _seconds(model: CompiledModel, count: int, few: bool) -> float:
-    positions = np.arange(count)
-    rows = Rows(np.ones(count, dtype=np.int64), positions, positions)
-    chunks = [PrefillChunk(0, count, 0, np.arange(1), samples=True)]
+    """A decode step of ``count`` sequences, all with one block."""
+    places = np.arange(count)
+    rows = Rows(np.ones(count, dtype=np.int64), places, places)
+    decodes = DecodeRows(np.zeros((count, 1), dtype=np.int32), (places + 1).astype(np.int32))
     model.crossover = count + 1 if few else 0
-    return median(_timed(lambda: model.prefill(rows, chunks)) for _ in range(REPEATS))
+    return median(_timed(lambda: model.decode(rows, decodes)) for _ in range(REPEATS))
 
 
 def _timed(run: Callable[[], object]) -> float:
