@@ -7,7 +7,7 @@ import typer
 from typer.exceptions import TyperException
 
 from biphase import __version__
-from biphase.cli import bench, calibrate, compare, profile, roofline, serve, split, stall
+from biphase.cli import bench, calibrate, compare, kernels, profile, roofline, serve, split, stall
 from biphase.errors import BadInput, BiphaseError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("profile")(profile.profile)
 app.command("serve")(serve.serve)
 app.command("roofline")(roofline.roofline)
 app.command("calibrate")(calibrate.calibrate)
+app.command("kernels")(kernels.kernels)
 app.command("compare")(compare.compare)
 app.command("bench")(bench.bench)
 app.command("stall")(stall.stall)

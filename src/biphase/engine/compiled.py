@@ -15,6 +15,7 @@ from biphase.engine.kernels import few_rows_step as few
 from biphase.engine.kernels import many_rows_step as many
 from biphase.engine.kernels.image import PackedModel
 from biphase.engine.kernels.row_attention import BLOCK, part_bytes
+from biphase.engine.kernels.select import Program, choose_program
 from biphase.engine.kernels.team import new_team
 from biphase.engine.rows import DecodeRows, Ids32, Logits, PrefillChunk, Rows
 
@@ -69,7 +70,7 @@ class CompiledModel:
     def _forward(self, rows: Rows, singles: list[Ids32], chunks: Sequence[PrefillChunk]) -> Logits:
         sampled = [*range(len(singles)), *(chunk.end - 1 for chunk in chunks if chunk.samples)]
         logits = np.empty((len(sampled), self.config.vocab_size), dtype=np.float32)
-        if len(rows.tokens) < self.crossover:
+        if choose_program(len(rows.tokens), self.crossover) is Program.FEW:
             self._run_few(rows, singles, chunks, sampled, logits)
         else:
             self._run_many(rows, singles, chunks, sampled, logits)
@@ -82,7 +83,7 @@ class CompiledModel:
         for chunk in chunks:  # every row of a chunk is one of the program's rows
             tables += [chunk.blocks.astype(np.int32)] * (chunk.end - chunk.begin)
         positions = rows.positions.astype(np.int32)
-        items, first_items = _attention_items(positions[: len(tables)])
+        items, first_items = row_items(positions[: len(tables)])
         tokens, slots, padded = rows.tokens.astype(np.int32), rows.slots, _padded(tables)
         chosen = np.array(sampled, dtype=np.int32)
         step = few.RowsStep(tokens, positions, slots, padded, items, first_items, chosen)
@@ -93,7 +94,7 @@ class CompiledModel:
         self, rows: Rows, singles: list[Ids32], chunks: Sequence[PrefillChunk], sampled: list[int], logits: Logits
     ) -> None:
         positions = rows.positions.astype(np.int32)
-        items, first_items = _attention_items(positions[: len(singles)])
+        items, first_items = row_items(positions[: len(singles)])
         step = many.ManyRowsStep(
             rows.tokens.astype(np.int32),
             positions,
@@ -143,7 +144,7 @@ def _padded(tables: Sequence[NDArray[np.integer]]) -> Ids32:
     return padded
 
 
-def _attention_items(positions: Ids32) -> tuple[Ids32, Ids32]:
+def row_items(positions: Ids32) -> tuple[Ids32, Ids32]:
     """(row, first block, last block) of every item, and where each row's begin."""
     counts = positions // (BLOCK * BLOCKS_PER_ITEM) + 1
     first_items = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

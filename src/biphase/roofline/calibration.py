@@ -203,7 +203,7 @@ def calibrate(device: str = "auto", step: Step | None = None) -> Calibration:
 
 
 def _calibrate(device: str, tell: Step) -> Calibration:
-    started, busy, own = time.perf_counter(), _busy_s(), time.process_time()
+    started, busy, own = time.perf_counter(), busy_seconds(), time.process_time()
     found = backends(device)
     on_cuda = found[0].shapes is CUDA_SHAPES
     size = _working_set(on_cuda)
@@ -220,10 +220,10 @@ def _calibrate(device: str, tell: Step) -> Calibration:
     bandwidth = max([bandwidth, *(t.moved_bytes / t.seconds for t in every if t.rows == 1)])
     fitted = tuple(_fitted(engine, dtype, seen, bandwidth) for (engine, dtype), seen in timings.items())
     return Calibration(
-        hardware=_hardware(on_cuda),
+        hardware=hardware_name(on_cuda),
         software=_software(found),
         cores=cores(),
-        foreign_cores=_foreign(busy, own, started),
+        foreign_cores=foreign_cores(busy, own, started),
         memory_bytes=_memory(on_cuda),
         bandwidth=bandwidth,
         calibrated=tuple(sorted(fitted, key=lambda c: -c.peak_flops)),
@@ -232,15 +232,15 @@ def _calibrate(device: str, tell: Step) -> Calibration:
     )
 
 
-def _foreign(busy: float | None, own: float, started: float) -> float | None:
+def foreign_cores(busy: float | None, own: float, started: float) -> float | None:
     """Cores in use by others since ``started``: the machine's busy seconds less those of this process."""
-    now = _busy_s()
+    now = busy_seconds()
     if busy is None or now is None:
         return None
     return max(0.0, now - busy - (time.process_time() - own)) / (time.perf_counter() - started)
 
 
-def _busy_s() -> float | None:
+def busy_seconds() -> float | None:
     """CPU seconds spent by everyone so far: user, nice, system, irq, softirq and steal of /proc/stat."""
     try:
         ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
@@ -366,7 +366,7 @@ def _memory(on_cuda: bool) -> int:
         return 8 * 2**30
 
 
-def _hardware(on_cuda: bool) -> str:
+def hardware_name(on_cuda: bool) -> str:
     if on_cuda:
         return str(_torch().cuda.get_device_name(0))
     try:

@@ -1,0 +1,91 @@
+"""``biphase kernels``: what each compiled kernel reaches here, beside the roofs of this machine."""
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import typer
+
+from biphase.cli.outputs import check_writable, write_output
+from biphase.errors import BadInput
+from biphase.models import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from biphase.roofline.kernel_rates import KernelReport
+
+ROWS = "1,2,4,8,16,32,64,128,256,512"
+MOST_ROWS = 4096
+MOST_REPEATS = 1000
+DTYPES = ("auto", "int8")
+ACTIVATIONS = ("exact", "int8")
+
+
+def kernels(
+    model: Annotated[
+        str,
+        typer.Argument(help="Alias, GGUF file, folder with config.json and safetensors, or Hugging Face repository."),
+    ] = DEFAULT_MODEL,
+    rows: Annotated[str, typer.Option(help="Rows of a step: sequences that decode, or tokens of a prompt.")] = ROWS,
+    repeats: Annotated[int, typer.Option(help="Visits to each kernel, after one that does not count.")] = 5,
+    dtype: Annotated[str, typer.Option(help="Of the weights: auto (as the file has them) or int8.")] = "auto",
+    activations: Annotated[
+        str, typer.Option(help="exact (16 bits in two words), or int8: faster and lossy.")
+    ] = "exact",
+    threads: Annotated[
+        int | None, typer.Option(min=1, show_default="one a core", help="Threads of the kernels.")
+    ] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Time the shape in a config.json without its weights.")
+    ] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", show_default=False, help="Write all numbers there.")
+    ] = None,
+) -> None:
+    """Time the engine's kernels by row count: GB/s, GOP/s, share of the roof measured here, and which one is chosen."""
+    wanted = _rows(rows)
+    if not 1 <= repeats <= MOST_REPEATS:
+        raise BadInput(f"--repeats {repeats}: expected 1 to {MOST_REPEATS:,}")
+    if dtype not in DTYPES:
+        raise BadInput(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}; others run in torch, with its kernels")
+    if activations not in ACTIVATIONS:
+        raise BadInput(f"--activations {activations}: expected one of {', '.join(ACTIVATIONS)}")
+    check_writable(json_file)
+    missing = [name for name in ("gguf", "numba", "torch") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise BadInput(f"biphase kernels needs {', '.join(missing)}; run: pip install 'biphase[engine]'")
+    from biphase.engine.kernel_timing import time_kernels
+    from biphase.engine.options import EngineOptions
+    from biphase.report.kernel_tables import print_kernels
+    from biphase.report.progress import display
+
+    options = EngineOptions(
+        model=model,
+        dtype=cast(Literal["auto", "int8"], dtype),
+        activations=cast(Literal["exact", "int8"], activations),
+        threads=threads,
+        random_weights=random_weights,
+    )
+    with display() as shown:
+        found = time_kernels(options, wanted, repeats, shown)
+    if json_file is not None:
+        _write_json(found, json_file)
+    print_kernels(found)
+
+
+def _rows(text: str) -> tuple[int, ...]:
+    try:
+        wanted = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        wanted = []
+    if not wanted or wanted[0] < 1 or wanted[-1] > MOST_ROWS:
+        raise BadInput(f"--rows {text!r}: expected whole numbers from 1 to {MOST_ROWS:,}, as in 1,8,64,512")
+    return tuple(wanted)
+
+
+def _write_json(found: "KernelReport", path: Path) -> None:
+    import msgspec
+
+    from biphase import __version__
+
+    content = msgspec.json.encode({"biphase": __version__, "kernels": found})
+    write_output(path, msgspec.json.format(content, indent=2) + b"\n")

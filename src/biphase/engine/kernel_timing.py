@@ -1,0 +1,108 @@
+"""Times the compiled kernels of a model in turn with bare loops on the same threads, which are the roofs.
+
+Every visit to a case first runs the loops and reads the weights once, so that threads are awake and caches hold what
+they hold in a step, then the case once. All cases are visited before any is visited again; the first round does not
+count. So times and roofs are medians over the same minutes, and a machine whose speed drifts does not part them.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Protocol
+
+import numpy as np
+from numba import get_num_threads
+
+from biphase.engine import crossover
+from biphase.engine.bare_loops import BareLoops, timed
+from biphase.engine.build import set_threads, threads_of
+from biphase.engine.compiled import CompiledModel, PagedCache
+from biphase.engine.kernel_cases import Case, all_cases, num_blocks
+from biphase.engine.kernels.features import features
+from biphase.engine.kernels.select import selection
+from biphase.engine.options import EngineOptions
+from biphase.engine.packed_loading import load_packed
+from biphase.errors import BadInput, RunFailed
+from biphase.roofline.calibration import busy_seconds, foreign_cores, hardware_name
+from biphase.roofline.kernel_rates import KernelReport, kernel_rate
+
+
+class Display(Protocol):
+    """Shows what is going on, and how far it is."""
+
+    def status(self, text: str) -> None: ...
+
+    def step(self, done: int, total: int, text: str) -> None: ...
+
+
+def load_model(options: EngineOptions, rows: Sequence[int]) -> CompiledModel:
+    """The model with a cache that is full of numbers, and its crossover settled. ``BadInput`` where torch runs it."""
+    set_threads(threads_of(options))
+    packed = load_packed(options)
+    if packed is None:
+        raise BadInput(
+            f"{options.model} with --dtype {options.dtype} runs in torch here, and biphase kernels times the compiled "
+            "programs: they need numba, --dtype auto or int8, and a head size that is a multiple of 16"
+        )
+    config, image = packed
+    model = CompiledModel(
+        config, image, PagedCache(config, num_blocks(rows)), 1 if options.activations == "int8" else 2
+    )
+    crossover.settle(model)
+    fill(model.cache)
+    return model
+
+
+def fill(cache: PagedCache) -> None:
+    """Random keys and values: untouched pages would all be one page of zeros in memory, and reading them free."""
+    generator = np.random.default_rng(0)
+    for array in (cache.k, cache.v):
+        layer = generator.standard_normal(array.shape[1:], dtype=np.float32).astype(np.float16)
+        array[:] = layer.view(np.uint16)
+
+
+def time_kernels(options: EngineOptions, rows: Sequence[int], repeats: int, shown: Display) -> KernelReport:
+    """Times of all cases at these row counts, with progress."""
+    started = time.perf_counter()
+    shown.status(f"loading {options.model}; the first run compiles for one to two minutes")
+    try:
+        model = load_model(options, rows)
+        cases = all_cases(model, rows)
+        loops = BareLoops(model.packed.weights)
+        timing, busy, own = time.perf_counter(), busy_seconds(), time.process_time()
+        samples = visit(cases, loops, repeats, shown)
+    except MemoryError as error:
+        raise RunFailed(f"no memory for {max(rows)} rows of this model; give fewer: --rows") from error
+    roofs = loops.roofs()
+    return KernelReport(
+        model=options.model,
+        dtype=options.dtype,
+        activations=options.activations,
+        hardware=hardware_name(on_cuda=False),
+        threads=get_num_threads(),
+        features=str(features()),
+        weight_bytes=model.packed.weights.nbytes,
+        repeats=repeats,
+        seconds=time.perf_counter() - started,
+        foreign_cores=foreign_cores(busy, own, timing),
+        crossover_rows=model.crossover,
+        selection=tuple(asdict(line) for line in selection(features())),
+        roofs=roofs,
+        rates=tuple(kernel_rate(c.subject, c.work, s, roofs) for c, s in zip(cases, samples, strict=True)),
+    )
+
+
+def visit(cases: Sequence[Case], loops: BareLoops, repeats: int, shown: Display) -> list[list[float]]:
+    """Milliseconds of each case, one a round."""
+    samples: list[list[float]] = [[] for _ in cases]
+    for number in range(repeats + 1):
+        if number == 1:
+            loops.forget()
+        for done, case in enumerate(cases):
+            subject = case.subject
+            what = f"{subject.operator}, {subject.program}, {subject.rows} rows"
+            shown.step(number * len(cases) + done, (repeats + 1) * len(cases), what)
+            loops.run()
+            seconds = timed(case.run)
+            samples[done] += [1e3 * seconds] if number else []
+    return samples

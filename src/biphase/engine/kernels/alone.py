@@ -1,0 +1,122 @@
+"""Operators of the two programs by themselves, over all layers, for timing: the same inner functions on the same team.
+
+A product includes making integers of its activations, and with many rows the unpacking of its weights; results stay in
+buffers that the next matrix writes over. Attention includes the merge of its parts.
+"""
+
+from typing import Any
+
+from numba import njit, prange
+
+from biphase.engine.kernels.activations import plain_records, record_bytes
+from biphase.engine.kernels.few_rows import multiply_panel
+from biphase.engine.kernels.few_rows_step import attend_rows, merge_head
+from biphase.engine.kernels.flash import Chunk, Heads, Rows, attend, attention_items
+from biphase.engine.kernels.gemm import GLU, STORE, TILES, Output
+from biphase.engine.kernels.image import ADDRESS, FIRST, GATE_UP, INNER, KIND, MATRICES, PANELS
+from biphase.engine.kernels.many_rows_step import ROW_BLOCK, _address, _Member, _multiply, _quantize
+from biphase.engine.kernels.row_tiles import Source
+from biphase.engine.kernels.team import barrier, next_item
+from biphase.engine.kernels.tiles import configure_tiles, release_tiles
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def few_row_products(
+    team: Any, threads: Any, words: Any, image: Any, first: Any, last: Any, x: Any, scratch: Any
+) -> None:
+    """Matrices ``first`` to ``last - 1`` of the table with the rows ``x``; ``scratch`` as in ``few_rows_step.Work``."""
+    for member in prange(threads):
+        _few_row_products(team, threads, words, image, first, last, x, scratch[member].ctypes.data)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _few_row_products(
+    team: Any, threads: Any, words: Any, image: Any, first: Any, last: Any, x: Any, scratch: Any
+) -> None:
+    rows = len(x)
+    for number in range(first, last):
+        matrix = image.matrices[number]
+        inner = matrix[INNER]
+        out = scratch + rows * record_bytes(inner)
+        plain_records(x.ctypes.data, rows, inner, x.strides[0], words, scratch)
+        item = next_item(team)
+        while item < matrix[PANELS]:
+            panel = image.panels[matrix[FIRST] + item]
+            multiply_panel(panel[KIND], panel[ADDRESS], inner, scratch, rows, words, out)
+            item = next_item(team)
+        barrier(team, threads)
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def many_row_products(
+    team: Any, threads: Any, words: Any, image: Any, first: Any, last: Any, x: Any, out: Any, work: Any
+) -> None:
+    """The same by the many-row kernels, into the rows ``out``; ``work`` is a ``ManyRowsWork`` for as many rows."""
+    for number in prange(threads):
+        member = _Member(team, threads, words, _address(work.scratch[number]))
+        _many_row_products(member, image, first, last, x, out, work)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _many_row_products(member: Any, image: Any, first: Any, last: Any, x: Any, out: Any, work: Any) -> None:
+    if TILES:
+        configure_tiles(work.tile_config.ctypes.data)
+    for number in range(first, last):
+        for begin in range(0, len(x), ROW_BLOCK):
+            rows = min(ROW_BLOCK, len(x) - begin)
+            source = Source(_address(x[begin]), x.strides[0], 0, 0.0)
+            tiles = _quantize(member, source, rows, image.matrices[number, INNER], work)
+            mode = GLU if number % MATRICES == GATE_UP else STORE
+            target = Output(mode, _address(out[begin]), out.strides[0], rows)
+            _multiply(member, tiles, image, number, image.norms[0][:0], target)
+    if TILES:
+        release_tiles()
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def single_row_attention(team: Any, threads: Any, shape: Any, k: Any, v: Any, step: Any, work: Any) -> None:
+    """Attention of the rows of ``step``, a ``RowsStep``, in every layer; results take the place of the queries."""
+    for member in prange(threads):
+        _single_row_attention(team, threads, shape, k, v, step, work, work.scratch[member].ctypes.data)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _single_row_attention(
+    team: Any, threads: Any, shape: Any, k: Any, v: Any, step: Any, work: Any, scratch: Any
+) -> None:
+    for layer in range(shape.layers):
+        attend_rows(team, shape, k[layer], v[layer], step, work, scratch)
+        barrier(team, threads)
+        item = next_item(team)
+        while item < len(step.tokens) * shape.heads:
+            row, head = item // shape.heads, item % shape.heads
+            merge_head(row, head, shape, step, work, work.qkv[row, head * shape.dim :].ctypes.data)
+            item = next_item(team)
+        barrier(team, threads)
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def chunk_attention(team: Any, threads: Any, shape: Any, k: Any, v: Any, past: Any, table: Any, work: Any) -> None:
+    """One chunk of all rows of ``work.qkv`` after ``past`` tokens in every layer; results replace the queries."""
+    for number in prange(threads):
+        _chunk_attention(team, threads, shape, k, v, past, table, work, _address(work.scratch[number]))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _chunk_attention(
+    team: Any, threads: Any, shape: Any, k: Any, v: Any, past: Any, table: Any, work: Any, scratch: Any
+) -> None:
+    if TILES:
+        configure_tiles(work.tile_config.ctypes.data)
+    heads = Heads(shape.heads, shape.kv_heads, shape.dim, 0)
+    chunk = Chunk(0, len(work.qkv), past, _address(table))
+    rows = Rows(_address(work.qkv), work.qkv.strides[0])
+    for layer in range(shape.layers):
+        keys, values = _address(k[layer]), _address(v[layer])
+        item = next_item(team)
+        while item < attention_items(chunk, heads):
+            attend(rows, heads, chunk, item, keys, values, rows, scratch)
+            item = next_item(team)
+        barrier(team, threads)
+    if TILES:
+        release_tiles()

@@ -1,0 +1,162 @@
+"""What ``biphase kernels`` times does the work that it claims, in the program that it names."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+from biphase.engine import compiled, kernel_cases
+from biphase.engine.compiled import CompiledModel, PagedCache, row_items
+from biphase.engine.config import ModelConfig
+from biphase.engine.kernel_timing import fill
+from biphase.engine.kernels import alone
+from biphase.engine.kernels import few_rows_step as few
+from biphase.engine.kernels import many_rows_step as many
+from biphase.engine.kernels.activations import record_bytes
+from biphase.engine.kernels.row_attention import part_bytes
+from biphase.engine.kernels.select import Program
+from biphase.engine.kernels.team import new_team
+from biphase.engine.packing import pack
+from biphase.engine.rows import DecodeRows, Rows
+from biphase.engine.safetensors_files import RandomSource
+
+CONFIG = ModelConfig("llama", 32, 48, 1, 4, 2, 16, 40, 640, 1e-5, 1e4)
+ROWS = (1, 2, 3, 5, 17)
+CROSSOVER = 3
+THREADS = 2
+WIDEST_INNER, MOST_COLUMNS = 64, 128
+"""Of the output projection, four heads of 16; and of q, k and v."""
+
+
+class Kept(RandomSource):
+    """Random weights that a test can read again."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config, "kept", std=0.3)
+        self._kept = {name: super(Kept, self).read(name, torch.bfloat16) for name in sorted(self.names())}
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        return self._kept[name].to(dtype)
+
+    def matrix(self, name: str) -> np.ndarray:
+        return self._kept[f"{name}.weight"].float().numpy()
+
+
+SOURCE = Kept(CONFIG)
+
+
+@cache
+def model() -> CompiledModel:
+    made = CompiledModel(CONFIG, pack(CONFIG, SOURCE), PagedCache(CONFIG, kernel_cases.num_blocks(ROWS)))
+    made.crossover = CROSSOVER
+    fill(made.cache)
+    return made
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
+    """The programs that were started; they return at once."""
+    seen: list[Program] = []
+    monkeypatch.setattr(compiled.few, "few_rows_step", lambda *_: seen.append(Program.FEW))
+    monkeypatch.setattr(compiled.many, "many_rows_step", lambda *_: seen.append(Program.MANY))
+    return seen
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_chosen_program_is_the_one_that_the_model_runs(rows: int, ran: list[Program]) -> None:
+    at = np.arange(rows)
+    decodes = DecodeRows(np.zeros((rows, 1), dtype=np.int32), np.ones(rows, dtype=np.int32))
+    model().decode(Rows(np.ones_like(at), np.zeros_like(at), at), decodes)
+    subjects = [case.subject for case in kernel_cases.all_cases(model(), [rows])]
+    for operator in ("decode step", "prefill step", "layers' products", "head"):
+        assert ran == [s.program for s in subjects if s.operator == operator and s.chosen]
+
+
+def test_a_step_runs_through_the_program_that_it_names(ran: list[Program]) -> None:
+    steps = [case for case in kernel_cases.all_cases(model(), ROWS) if case.subject.operator.endswith("step")]
+    assert len(steps) == 2 * (2 * len(ROWS) - 1)  # one row is not for the many-row program
+    for case in steps:
+        case.run()
+    assert ran == [case.subject.program for case in steps]
+    assert model().crossover == CROSSOVER
+
+
+def test_what_the_model_is_too_short_for_is_left_out() -> None:
+    """640 positions: no single row at 1,024 or 4,096 tokens, no chunk of 512 after 3,584, no prompt of 641."""
+    subjects = [case.subject for case in kernel_cases.all_cases(model(), [641])]
+    assert {(s.operator, s.rows, s.context_tokens) for s in subjects if "attention" in s.operator} == {
+        ("decode attention", 1, 256),
+        ("decode attention", 8, 512),
+        ("chunk attention", 64, 64),
+        ("chunk attention", 512, 512),
+    }
+    assert "prefill step" not in {s.operator for s in subjects}
+
+
+def test_few_row_products_multiply_every_row() -> None:
+    """One thread leaves the product with the last panel, rows 32 to 39 of the head, behind the integers of the rows."""
+    x = np.random.default_rng(1).standard_normal((5, WIDEST_INNER), dtype=np.float32)
+    packed, team = model().packed, new_team()
+    scratch = few.new_work(packed.shape, 1, len(x), 0).scratch
+    alone.few_row_products(team.ctypes.data, 1, 2, packed.image, 0, 5, x, scratch)
+    begin = len(x) * int(record_bytes(32))
+    got = scratch[0, begin : begin + 64 * len(x)].view(np.float32).reshape(len(x), 16)
+    close(got[:, :8], x[:, :32] @ SOURCE.matrix("output")[32:].T)
+
+
+@pytest.mark.parametrize(("first", "last", "name", "inner"), [(0, 4, "blk.0.ffn_down", 48), (4, 5, "output", 32)])
+def test_many_row_products_multiply_every_row(first: int, last: int, name: str, inner: int) -> None:
+    """The last of the matrices leaves its product."""
+    x = np.random.default_rng(0).standard_normal((21, WIDEST_INNER), dtype=np.float32)
+    packed, team, out = model().packed, new_team(), np.zeros((len(x), MOST_COLUMNS), dtype=np.float32)
+    work = many.new_work(packed.shape, THREADS, 2, len(x), 1)
+    alone.many_row_products(team.ctypes.data, THREADS, 2, packed.image, first, last, x, out, work)
+    expected = x[:, :inner] @ SOURCE.matrix(name).T
+    close(out[:, : expected.shape[1]], expected)
+
+
+def test_attention_of_single_rows() -> None:
+    contexts = np.array([5, 300], dtype=np.int32)
+    tables = np.arange(40, dtype=np.int32).reshape(2, 20)
+    items, first_items = row_items(contexts - 1)
+    unused = np.zeros(2, dtype=np.int32)
+    step = few.RowsStep(unused, contexts - 1, unused.astype(np.int64), tables, items, first_items, unused)
+    shape, team, cached = model().packed.shape, new_team(), model().cache
+    work = few.new_work(shape, THREADS, 2, len(items) * int(part_bytes(2, 16)) * 2)
+    work.qkv[:] = np.random.default_rng(2).standard_normal(work.qkv.shape)
+    expected = [attention(work.qkv[row : row + 1], tables[row], contexts[row] - 1) for row in range(2)]
+    alone.single_row_attention(team.ctypes.data, THREADS, shape, cached.k, cached.v, step, work)
+    close(work.qkv[:, :64], np.concatenate(expected))
+
+
+@pytest.mark.parametrize(("rows", "past"), [(70, 0), (33, 100)])
+def test_attention_of_a_chunk(rows: int, past: int) -> None:
+    shape, team, cached = model().packed.shape, new_team(), model().cache
+    work = many.new_work(shape, THREADS, 2, rows, 1)
+    work.qkv[:] = np.random.default_rng(3).standard_normal(work.qkv.shape)
+    table = np.arange(20, 40, dtype=np.int32)
+    expected = attention(work.qkv, table, past)
+    alone.chunk_attention(team.ctypes.data, THREADS, shape, cached.k, cached.v, past, table, work)
+    close(work.qkv[:, :64], expected)
+
+
+def attention(qkv: np.ndarray, table: np.ndarray, past: int) -> np.ndarray:
+    """Softmax of q k / sqrt(D), four heads over two KV heads, row i sees the first ``past + i + 1`` tokens: [n, 64]."""
+    k = model().cache.k.view(np.float16)[0, table].astype(np.float32).transpose(1, 0, 3, 2).reshape(2, -1, 16)
+    v = model().cache.v.view(np.float16)[0, table].astype(np.float32).transpose(1, 0, 2, 3).reshape(2, -1, 16)
+    out = np.zeros((len(qkv), 64), dtype=np.float32)
+    for row in range(len(qkv)):
+        for head in range(4):
+            seen, columns = slice(0, past + row + 1), slice(16 * head, 16 * head + 16)
+            scores = k[head // 2, seen] @ qkv[row, columns] / 4
+            chances = np.exp(scores - scores.max())
+            out[row, columns] = chances @ v[head // 2, seen] / chances.sum()
+    return out
+
+
+def close(got: np.ndarray, expected: np.ndarray) -> None:
+    """Activations keep 16 bits: 2^-15 of the largest in each of a sum's terms is far below a thousandth of it."""
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-3 * float(np.abs(expected).max()))

@@ -1,0 +1,88 @@
+"""``biphase kernels`` from outside: what it prints, writes and refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from biphase.cli.main import app
+from biphase.errors import BadInput
+
+pytest.importorskip("numba")
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 80,
+    "max_position_embeddings": 600,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, ["kernels", *words])
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model of no size; what is kept of it stays in the test's folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return str(path)
+
+
+def test_a_run(config: str, tmp_path: Path) -> None:
+    target = tmp_path / "kernels.json"
+    result = run(config, "--random-weights", "--rows", "1,20", "--repeats", "2", "--json", str(target))
+    assert result.exit_code == 0, result.output
+    assert "crossover  steps of" in result.stdout
+    found = json.loads(target.read_text())["kernels"]
+    assert found["repeats"] == 2
+    assert found["roofs"]["read_gb_per_s"]["best"] > 0
+    assert {line["operator"] for line in found["selection"]} >= {"linear, head"}
+    rates = found["rates"]
+    operators = ["decode step", "prefill step", "layers' products", "head", "decode attention", "chunk attention"]
+    assert list(dict.fromkeys(rate["operator"] for rate in rates)) == operators
+    for rate in rates:
+        assert len(rate["samples_ms"]) == 2
+        assert rate["read_gb_per_s"] == pytest.approx(rate["read_bytes"] / rate["ms"] / 1e6)
+        assert rate["gop_per_s"] == pytest.approx(rate["operations"] / rate["ms"] / 1e6)
+        assert rate["share_of_roof"] == pytest.approx(rate["roof_ms"] / rate["ms"])
+    steps = [(rate["rows"], rate["program"]) for rate in rates if rate["operator"] == "decode step"]
+    assert steps == [(1, "few rows"), (20, "few rows"), (20, "many rows")]
+    chosen = {rate["rows"]: rate["program"] for rate in rates if rate["chosen"]}
+    assert chosen == {1: "few rows", 20: "many rows" if found["crossover_rows"] <= 20 else "few rows"}
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--rows", "0"], "--rows '0': expected whole numbers from 1 to 4,096, as in 1,8,64,512"),
+        (["--rows", "1,x"], "--rows '1,x': expected whole numbers from 1 to 4,096, as in 1,8,64,512"),
+        (["--rows", "4097"], "--rows '4097': expected whole numbers from 1 to 4,096, as in 1,8,64,512"),
+        (["--repeats", "0"], "--repeats 0: expected 1 to 1,000"),
+        (["--dtype", "float32"], "--dtype float32: expected one of auto, int8; others run in torch, with its kernels"),
+        (["--activations", "int4"], "--activations int4: expected one of exact, int8"),
+        (["--json", "/nowhere/x.json"], "cannot write to /nowhere/x.json: No such file or directory"),
+        (["--threads", "100000"], "100000 threads were asked for and this process may use"),
+        (["no-such-model"], "no model 'no-such-model'"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], line: str) -> None:
+    result = run(*words)
+    assert isinstance(result.exception, BadInput), result.output
+    assert str(result.exception).startswith(line)
+    assert "\n" not in str(result.exception)
+
+
+def test_a_head_size_that_torch_runs_is_refused(config: str) -> None:
+    Path(config).write_text(json.dumps(CONFIG | {"head_dim": 24}))
+    result = run(config, "--random-weights")
+    assert isinstance(result.exception, BadInput)
+    assert "runs in torch here" in str(result.exception)
