@@ -32,12 +32,10 @@ from biphase.client.openai import Dialect, make_call, request
 from biphase.client.record import Record
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from client_peers import PEERS, Load, peer_row
+from client_peers import PEERS, Load, Reported, Written, peer_row, row
 
 SERVER = Path(__file__).with_name("streaming_server.py")
 FIRST_MS = 100.0
-
-Written = list[tuple[int | None, float, list[float]]]
 
 
 @contextmanager
@@ -68,15 +66,16 @@ async def read_all(url: str, load: Load) -> list[Record]:
     return [answer.record for answer in answers]
 
 
-def measure(url: str, load: Load) -> None:
-    """Run biphase's client and print."""
+def measure(url: str, load: Load) -> str:
+    """Run biphase's client and print; gives its row beside those of others."""
     cpu = time.process_time()
     records = clock.run(read_all(url, load))
     cpu = time.process_time() - cpu
     errors = {record.error for record in records if record.error}
     if errors:
         raise SystemExit(f"the streams failed: {errors}")
-    writes = {tag: moments for tag, _, moments in written(url)}
+    requests = written(url)
+    writes = {tag: moments for tag, _, moments in requests}
     stamps = np.array([[chunk.t for chunk in record.token_chunks] for record in records])
     sent = np.array([writes[int(record.id)] for record in records])
     late = 1e3 * (stamps - sent)
@@ -87,6 +86,12 @@ def measure(url: str, load: Load) -> None:
         "stamps later than the write, ms: " + ", ".join(f"p{q} {np.percentile(late, q):.2f}" for q in (50, 90, 99, 100))
     )
     print(f"the client's own bound on its lag, ms: {1e3 * max(record.client_lag for record in records):.2f} at most")
+    firsts = stamps[:, 0] - [record.sent for record in records]
+    return row("biphase", Reported(_median_p99(firsts), _median_p99(np.diff(stamps))), requests, cpu)
+
+
+def _median_p99(seconds: np.ndarray) -> tuple[float, float]:
+    return 1e3 * float(np.median(seconds)), 1e3 * float(np.percentile(seconds, 99))
 
 
 def _rate(moments: np.ndarray) -> float:
@@ -105,9 +110,10 @@ def main() -> None:
     options = parser.parse_args()
     load = Load(options.streams, options.rate, round(options.rate * options.seconds / options.streams))
     with server(load, options.together) as url:
-        measure(url, load)
+        own = measure(url, load)
     if options.peers is not None:
         print("\ntool              chunks/s   CPU s   TTFT p50  p99, ms (written)   ITL p50  p99, ms (written)")
+        print(own)
         for peer in PEERS:
             with server(load, options.together) as url:
                 print(peer_row(peer, url, load, options.peers, options.tokenizer, partial(written, url)))

@@ -133,7 +133,7 @@ def peer_row(
     whole = [request for request in written() if len(request[2]) == load.tokens]  # guidellm begins more and drops them
     if not whole:
         return f"{peer.name:16s}  failed: no request was answered whole"
-    return _row(peer, reported, whole[-load.streams :], cpu)
+    return row(peer.name, reported, whole[-load.streams :], cpu, peer.means)
 
 
 def _run(program: Path, arguments: Sequence[str], offline: bool) -> str | None:
@@ -156,10 +156,11 @@ def _reason(said: str) -> str:
     return (named or lines or ["nothing said"])[-1]
 
 
-def _row(peer: Peer, reported: Reported, requests: Written, cpu: float) -> str:
+def row(name: str, reported: Reported, requests: Written, cpu: float, means: bool = False) -> str:
+    """One line: what a tool says beside what the server wrote for the same requests."""
     firsts = [1e3 * (moments[0] - read) for _, read, moments in requests]
     gaps = [1e3 * np.diff(moments) for _, _, moments in requests]
-    itls = [gap.mean() for gap in gaps] if peer.means else np.concatenate(gaps)
+    itls = [gap.mean() for gap in gaps] if means else np.concatenate(gaps)
     sent = np.concatenate([moments for _, _, moments in requests])
     rate = (sent.size - 1) / float(np.ptp(sent))
     values = [
@@ -167,5 +168,5 @@ def _row(peer: Peer, reported: Reported, requests: Written, cpu: float) -> str:
         for pair, true in ((reported.ttft, firsts), (reported.itl, itls))
         for told, q in zip(pair, (50, 99), strict=True)
     ]
-    note = "  ITL: mean of each request" if peer.means else ""
-    return f"{peer.name:16s}  {rate:8,.0f}  {cpu:6.1f}  " + "  ".join(values) + note
+    note = "  ITL: mean of each request" if means else ""
+    return f"{name:16s}  {rate:8,.0f}  {cpu:6.1f}  " + "  ".join(values) + note
