@@ -91,3 +91,16 @@ def test_other_loops_have_no_lag() -> None:
         return clock.arrival_clock().earliest - before
 
     assert 0 <= asyncio.run(main()) < 1
+
+
+def test_on_a_loop_of_another_maker_nothing_stays_behind() -> None:
+    """The connection stays open behind the last byte, so what is not passed on then never is."""
+
+    async def main(url: str) -> Record:
+        async with connect(Access(timeout_s=1)) as session:
+            return (await request(session, call_for(url, 3))).record
+
+    with scripted(first_token_s=0.0, gap_s=0.05) as url:
+        record = asyncio.run(main(url))
+    assert record.error is None
+    assert len(record.token_chunks) == 3
