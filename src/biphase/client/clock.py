@@ -59,8 +59,10 @@ class LagSelector(selectors.DefaultSelector):
         return ready
 
     def _work(self, end: float) -> None:
-        while self._put_off and time.perf_counter() < end:
+        while self._put_off:
             self._put_off.popleft()[1]()
+            if time.perf_counter() >= end:
+                return
 
 
 class MeasuringLoop(asyncio.SelectorEventLoop):
