@@ -12,7 +12,7 @@ pytest.importorskip("numba")
 
 from biphase.engine import kv_cache
 from biphase.engine.build import build
-from biphase.engine.compiled import CompiledModel, PagedCache
+from biphase.engine.compiled import MOST_FEW_ROWS, CompiledModel, PagedCache
 from biphase.engine.config import ModelConfig
 from biphase.engine.engine import Engine
 from biphase.engine.model import Model
@@ -31,9 +31,12 @@ def build_engine(**options: str) -> Engine:
     return build(EngineOptions(model="smollm2-135m", kv_cache_gb=0.3, **options))[0]
 
 
+@pytest.mark.parametrize("crossover", [2, MOST_FEW_ROWS + 1], ids=["many-row program", "few-row program"])
 @pytest.mark.parametrize("together", [True, False], ids=["one batch", "one by one"])
-def test_every_token_of_the_reference(together: bool) -> None:
+def test_every_token_of_the_reference(together: bool, crossover: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever program decodes, which on another machine may be the other one."""
     engine, got = build_engine(), {}
+    monkeypatch.setattr(engine.runner.model, "crossover", crossover)
     for n, case in enumerate(CASES):
         submit(engine, str(n), tuple(case["prompt_token_ids"]), len(case["greedy_token_ids"]))
         if not together:

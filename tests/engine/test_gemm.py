@@ -54,8 +54,8 @@ def quantized(x, words, norm=None, epsilon=0.0):
 
 
 def blocks_of(inner):
-    """Where each block begins and ends: as few as hold 768 each, equal in units of 64."""
-    blocks = -(-inner // 768)
+    """Where each block begins and ends: as few as hold 384 each, equal in units of 64."""
+    blocks = -(-inner // 384)
     size = -(-inner // (64 * blocks)) * 64
     return [slice(begin, min(begin + size, inner)) for begin in range(0, inner, size)]
 
@@ -121,7 +121,7 @@ def multiply(x, panels, out, mode, words):
 @settings(max_examples=40, deadline=None)
 @given(
     rows=st.integers(1, 70),
-    inner=st.integers(1, 200) | st.sampled_from([576, 768, 769, 1000, 1536, 1700]),
+    inner=st.integers(1, 200) | st.sampled_from([384, 385, 576, 768, 769, 1000, 1536]),
     columns=st.integers(1, 60),
     words=st.sampled_from([1, 2]),
     mode=st.sampled_from([Mode.STORE, Mode.ADD]),

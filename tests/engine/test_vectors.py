@@ -64,6 +64,16 @@ def test_pairs_of_integers(name: str, x: np.ndarray, y: np.ndarray) -> None:
     np.testing.assert_array_equal(applied(function, np.empty(16, np.int32), x, y), expected(x, y))
 
 
+HIGH = binary(v.multiply_high, *INT)
+
+
+@given(x=INTS, y=INTS)
+def test_the_high_half_of_unsigned_products(x: np.ndarray, y: np.ndarray) -> None:
+    got = applied(HIGH, np.empty(16, np.int32), x, y).view(np.uint16)
+    wide = x.view(np.uint16).astype(np.uint64) * y.view(np.uint16)
+    np.testing.assert_array_equal(got, (wide >> 16).astype(np.uint16))
+
+
 HALF_PAIRS = {
     "add": (binary(v.add_halves, *INT), lambda x, y: x + y),
     "multiply": (binary(v.multiply_halves, *INT), lambda x, y: np.floor(x * y / 2**15 + 0.5).astype(np.int32)),

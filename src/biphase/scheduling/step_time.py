@@ -96,7 +96,8 @@ class StepTimeLaw:
             return (0.0, seconds) if shape.decodes else (seconds, 0.0)
         whole = self.predict(shape)
         alone = self.predict(StepShape(shape.decodes, shape.decode_context))
-        part = alone / whole if whole else shape.decodes / (shape.decodes + shape.chunk)
+        known = 0 < alone < whole
+        part = alone / whole if known else shape.decodes / (shape.decodes + shape.chunk)
         return seconds * (1 - part), seconds * part
 
     def largest_chunk(self, shape: StepShape, past: int, most: int, seconds: float) -> int:

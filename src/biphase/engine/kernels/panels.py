@@ -49,9 +49,9 @@ class Kind(IntEnum):
 
 LARGEST_SCALE = {
     kind: np.float32(scale)
-    for kind, scale in ((Kind.Q4, 2047), (Kind.Q4_K, 2047), (Kind.Q8, 255), (Kind.Q6_K, 1023), (Kind.INT8, 255))
+    for kind, scale in ((Kind.Q4, 4095), (Kind.Q4_K, 4095), (Kind.Q8, 255), (Kind.Q6_K, 1023), (Kind.INT8, 255))
 }
-"""The largest d in units of a row: times 2**(bits of q - 1), or 16 for four bits above zero, it fits 16 signed bits."""
+"""The largest d in units of a row: times 16 (4-bit kinds, unsigned) or 2**(bits of q - 1) it fits 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)

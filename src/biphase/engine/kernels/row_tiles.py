@@ -1,9 +1,11 @@
 """Activations of many rows as integer tiles: what the many-row products multiply the weights with.
 
-A row becomes integers, one step per block of at most 768 inner elements: 16-bit ones in two signed bytes,
+A row becomes integers, one step per block of at most 384 inner elements: 16-bit ones in two signed bytes,
 v = 256 upper + lower (``words`` 2: step = max |v| / 32512), or plain int8 ones (``words`` 1: step = max |v| / 127, the
-lossy choice). 768 is what int32 sums of products of two such bytes hold, with room for two of them. Neither the rows
-beside it nor the place of a chunk's cut change a row's integers, so they do not change its results.
+lossy choice). int32 sums of products of two such bytes, two of them, would hold 768; in halves of that, an outlier
+takes less from the others' precision (SmolLM2's logits then differ from float32's by 0.0069 in the root mean square,
+not by 0.0083). Neither the rows beside it nor the place of a chunk's cut change a row's integers, so they do not
+change its results.
 
 Tiles lie in the order of use: for each 16 rows and 64 inner elements the tile of upper bytes [16, 64], then that of
 lower bytes. Where products are taken by vectors, whose dot product wants one side unsigned, 128 is added to every byte.
@@ -34,7 +36,7 @@ from biphase.engine.kernels.vectors import (
     to_int,
 )
 
-BLOCK = 768
+BLOCK = 384
 """Inner elements that share one step at most."""
 TILE_ROWS, TILE_INNER = 16, 64
 BYTE_OFFSET = 0 if features().tiles else 128

@@ -13,9 +13,12 @@ from numba import njit
 from biphase.engine.kernels.panels import Kind
 from biphase.engine.kernels.scalars import float_of_bits
 from biphase.engine.kernels.vectors import (
+    absolute,
     add_halves,
+    bits_as_float,
     fill_f32,
     fill_i32,
+    float_as_bits,
     fma,
     get_f16,
     get_f32,
@@ -27,10 +30,12 @@ from biphase.engine.kernels.vectors import (
     load_i32,
     low_bf16,
     multiply_halves,
+    multiply_high,
     prefetch,
     put_f32,
     shift_left,
     shift_right,
+    shift_right_signed,
     store_f32,
     store_i32,
     to_int,
@@ -120,22 +125,27 @@ def _in_halves(values: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _unpack_nibbles(wide: Any, panel: Any, groups: Any, units: Any, out: Any) -> Any:
-    """q << 11 times 16 d, of which ``multiply_halves`` keeps q d."""
-    size, mask = 384 if wide else 320, fill_i32(0x78007800)
+    """q << 12 times 16 d, of which ``multiply_high`` keeps q d, cut; hence half a unit with m.
+
+    The product is unsigned: where d is negative, w = (15 - q) (-d) + (m + 15 d).
+    """
+    size, mask = 384 if wide else 320, fill_i32(-0x0FFF1000)
     for group in range(groups):
         at = panel + group * size
         for line in range(0, size, 64):
             prefetch(at + _AHEAD + line)
         d, m = (load_f32(at + 256), load_f32(at + 320)) if wide else (load_f16(at + 256), load_f16(at + 288))
-        scale = _in_halves(d * units * fill_f32(16))
-        offset = _in_halves(fma(m, units, fill_f32(128)))
+        flip = shift_right_signed(float_as_bits(d), 31)
+        below = bits_as_float(float_as_bits(d) & flip)
+        scale = _in_halves(absolute(d) * units * fill_f32(16))
+        offset = _in_halves(fma(fma(below, fill_f32(15), m), units, fill_f32(128.5)))
         for quad in range(4):
-            x, place = load_i32(at + 64 * quad), _place(out, group * 8 + quad)
-            even = add_halves(multiply_halves(shift_left(x, 11) & mask, scale), offset)
-            odd = add_halves(multiply_halves(shift_left(x, 3) & mask, scale), offset)
+            x, place = load_i32(at + 64 * quad) ^ flip, _place(out, group * 8 + quad)
+            even = add_halves(multiply_high(shift_left(x, 12) & mask, scale), offset)
+            odd = add_halves(multiply_high(shift_left(x, 4) & mask, scale), offset)
             _store_words(place, even, odd)
-            even = add_halves(multiply_halves(shift_left(x, 7) & mask, scale), offset)
-            odd = add_halves(multiply_halves(shift_right(x, 1) & mask, scale), offset)
+            even = add_halves(multiply_high(shift_left(x, 8) & mask, scale), offset)
+            odd = add_halves(multiply_high(x & mask, scale), offset)
             _store_words(place + 256, even, odd)
     return groups * 8
 

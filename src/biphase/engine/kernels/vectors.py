@@ -204,10 +204,18 @@ def _multiply_halves(b: Any, x: Any, y: Any) -> Any:
     return b.trunc(b.lshr(b.add(product, one), one), V_I16)
 
 
+def _multiply_high(b: Any, x: Any, y: Any) -> Any:
+    wide = ir.VectorType(I32, 2 * LANES)
+    product = b.mul(b.zext(x, wide), b.zext(y, wide))
+    return b.trunc(b.lshr(product, constant(16, wide)), V_I16)
+
+
 add_halves = _halves(lambda b, x, y: b.add(x, y))
 """Sums of the halves, modulo 2**16."""
 multiply_halves = _halves(_multiply_halves)
 """x y / 2**15 of signed halves, rounded to nearest, ties up."""
+multiply_high = _halves(_multiply_high)
+"""x y / 2**16 of unsigned halves, rounded down."""
 
 
 # Across the lanes. A sum in LLVM's order of halves, the same on every machine.
