@@ -29,8 +29,8 @@ from biphase.client.openai import Call, make_call, request
 from biphase.client.record import Record
 from biphase.server.launch import managed_server
 
-VICTIM_PROMPT, VICTIM_TOKENS = 32, 300
-QUIET_SECONDS = 4.0
+VICTIM_PROMPT, VICTIM_TOKENS = 32, 600
+QUIET_SECONDS = 2.0
 
 
 @dataclass
@@ -77,6 +77,8 @@ async def attack_once(target: Target, repeat: int, victims: int, prompt: int) ->
     for record in (*records, attack):
         if record.error is not None:
             raise SystemExit(f"a request failed: {record.error}")
+    if any(record.chunks[-1].t < first_token(attack) for record in records):
+        raise SystemExit(f"a stream ended before the prompt's first token: {VICTIM_TOKENS} tokens are too few here")
     return records, attack
 
 
