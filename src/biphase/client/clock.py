@@ -31,13 +31,14 @@ class LagSelector(selectors.DefaultSelector):
     """A selector that remembers since when the bytes it reports can have been waiting, and works while none do.
 
     ``earliest``: of bytes that a protocol is given in this turn of the loop. ``earliest_before``: of bytes for which a
-    coroutine wakes in this turn, as asyncio does one turn after the read.
+    coroutine wakes in this turn, as asyncio does one turn after the read. ``handed_before``: when those bytes were
+    handed over, in the turn before this one.
     """
 
     def __init__(self) -> None:
         super().__init__()
         now = time.perf_counter()
-        self._looked = self.earliest = self.earliest_before = now
+        self._looked = self.earliest = self.earliest_before = self.handed_before = now
         self._put_off: deque[tuple[float, Callable[[], None]]] = deque()
 
     def put_off(self, since: float, work: Callable[[], None]) -> None:
@@ -46,6 +47,7 @@ class LagSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """As in the base class; gives an empty list at once when it has worked."""
+        self.handed_before = self._looked
         ready = super().select(0)
         earliest = self._looked  # what is there already came at some time since the last look
         self._looked = time.perf_counter()
@@ -118,6 +120,9 @@ class ArrivalClock(Protocol):
     @property
     def earliest_before(self) -> float: ...
 
+    @property
+    def handed_before(self) -> float: ...
+
     def put_off(self, since: float, work: Callable[[], None]) -> None: ...
 
 
@@ -128,7 +133,7 @@ class _NoLag:
     def earliest(self) -> float:
         return time.perf_counter()
 
-    earliest_before = earliest
+    earliest_before = handed_before = earliest
 
     def put_off(self, since: float, work: Callable[[], None]) -> None:
         work()

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from biphase.client.clock import arrival_clock
 from biphase.client.failures import explain_status, explain_transport
 from biphase.errors import BadInput, RunFailed
 
@@ -131,7 +132,8 @@ async def connect(access: Access) -> AsyncIterator[aiohttp.ClientSession]:
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole answer: status, body, the seconds it took, and its headers by name in any case."""
+    """A whole answer: status, body, seconds from the open connection to its last byte, and its headers by name in any
+    case."""
 
     status: int
     body: bytes
@@ -151,12 +153,14 @@ async def ask(session: aiohttp.ClientSession, url: str, body: object = None) -> 
     method, data = ("GET", None) if body is None else ("POST", msgspec.json.encode(body))
     patience = min(METADATA_LIMIT_S, session.timeout.sock_read or METADATA_LIMIT_S)
     limit = aiohttp.ClientTimeout(total=patience, sock_connect=CONNECT_LIMIT_S)
-    began = time.perf_counter()
+    wire, headers = Wire(), {"Content-Type": "application/json"} if data else None
     try:
-        headers = {"Content-Type": "application/json"} if data else None
-        async with session.request(method, url, data=data, headers=headers, timeout=limit) as response:
+        async with session.request(
+            method, url, data=data, headers=headers, timeout=limit, trace_request_ctx=wire
+        ) as response:
             payload = await response.read()
-            return Reply(response.status, payload, time.perf_counter() - began, response.headers)
+            seconds = max(arrival_clock().handed_before - wire.ready, 0.0)
+            return Reply(response.status, payload, seconds, response.headers)
     except (TimeoutError, aiohttp.ClientError) as error:
         raise RunFailed(explain_transport(error, url)) from error
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from biphase.client.chunks import Arrival, count_tokens, spread
+from biphase.client.clock import arrival_clock
 from biphase.client.endpoint import Wire
 from biphase.client.failures import explain_status, explain_transport
 from biphase.client.record import Chunk, CountSource, Record
@@ -115,7 +116,8 @@ async def _attempt(session: aiohttp.ClientSession, call: Call, intended: float) 
     record = _begin(call, intended)
     try:
         async with session.post(call.url, data=call.body, headers=_JSON, trace_request_ctx=wire) as response:
-            record = replace(record, sent=wire.ready, first_byte=time.perf_counter(), status=response.status)
+            head = max(arrival_clock().handed_before, wire.ready)  # parsed since, and this task woken a turn later
+            record = replace(record, sent=wire.ready, first_byte=head, status=response.status)
             if response.status != 200:
                 return await _refused(response, call, record), False
             await _read(response, stream, wire, session.timeout.sock_read)
