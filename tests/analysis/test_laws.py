@@ -151,9 +151,9 @@ def test_a_stretch_holds_no_prefill() -> None:
     assert alone.seconds == pytest.approx(0.010)
     assert both.batch == 2
     assert both.seconds == pytest.approx(0.020)
-    # of the first, 12 tokens are there when the stretch begins and 7 follow; of the second, whose first token is left
-    # out, 2 and 6: the middle attends to 10 + 12 + 3 and 100 + 2 + 2.5
-    assert both.context_sum == pytest.approx((10 + 12 + 3) + (100 + 2 + 2.5))
+    # it begins with the third of the second's 8 tokens: of the first 14 are there then and 5 follow, of the second 3 and
+    # 5; the middle attends to 10 + 14 + 2 and 100 + 3 + 2
+    assert both.context_sum == pytest.approx((10 + 14 + 2) + (100 + 3 + 2))
 
 
 def test_several_tokens_a_chunk_are_paced_by_token() -> None:

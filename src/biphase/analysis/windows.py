@@ -16,9 +16,9 @@ from biphase.client.record import Record
 FEWEST_TOKENS = 4
 """Tokens each stream must get in a stretch: jitter of one arrival is divided by this number at least."""
 SETTLING_TOKENS = 8
-"""Tokens of a new stream before a stretch begins, but a quarter of it at most. Over them the way from the server's write
-to the stamp shortens by about 0.1 ms, as both processes wake from a longer pause; and the first token comes with the
-response's first bytes, by a way of its own."""
+"""Tokens of a new stream before a stretch begins, but a quarter of it at most. Over them the way from the server's
+write to the stamp shortens by about 0.1 ms, as both processes wake from a longer pause; and the first token comes with
+the response's first bytes, by a way of its own."""
 
 
 class StepSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
