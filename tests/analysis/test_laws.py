@@ -151,8 +151,8 @@ def test_a_stretch_holds_no_prefill() -> None:
     assert alone.seconds == pytest.approx(0.010)
     assert both.batch == 2
     assert both.seconds == pytest.approx(0.020)
-    # it begins with the third of the second's 8 tokens: of the first 14 are there then and 5 follow, of the second 3 and
-    # 5; the middle attends to 10 + 14 + 2 and 100 + 3 + 2
+    # it begins with the third of the second's 8 tokens: of the first 14 are there then and 5 follow, of the second 3
+    # and 5; the middle attends to 10 + 14 + 2 and 100 + 3 + 2
     assert both.context_sum == pytest.approx((10 + 14 + 2) + (100 + 3 + 2))
 
 
