@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = ("reproduce.md", "crossovers.md", "stall.md", "decode-floor.md")
+PAGES = ("reproduce.md", "crossovers.md", "stall.md", "split.md", "decode-floor.md", "kernels.md")
 PORT = 8123
 EXAMPLE = re.compile(
     r"(<!-- example(?:\[(?P<server>[^\]]*)\])?: (?P<command>[^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL
