@@ -44,6 +44,17 @@ def test_the_law_predicts_a_machine_with_known_constants() -> None:
         assert law.predict(shape) == pytest.approx(machine(shape), rel=0.08)
 
 
+def test_a_law_that_starts_from_nothing_shares_a_mixed_step_after_a_few_steps() -> None:
+    """Steps of a second beside decodes of 20 ms: learnt too slowly, the decodes would get a multiple of their share."""
+    law, alone, mixed = StepTimeLaw(), StepShape(4, 400), StepShape(4, 400).with_chunk(2048, 0)
+    for _ in range(3):
+        law.learn(alone, machine(alone))
+        law.learn(mixed, machine(mixed))
+    prefill, decode = law.share(mixed, machine(mixed))
+    assert decode == pytest.approx(machine(alone), rel=0.05)
+    assert prefill == pytest.approx(machine(mixed) - machine(alone), rel=0.01)
+
+
 def test_the_shape_of_a_plan_counts_pairs_as_by_hand() -> None:
     shape = StepShape(2, 30).with_chunk(3, 5)
     assert (shape.chunk, shape.pairs) == (3, (5 + 1) + (5 + 2) + (5 + 3))

@@ -104,7 +104,8 @@ def facts(found: Split) -> Iterator[str]:
     if found.preemptions is not None:
         yield f"preemptions: {count(found.preemptions.value)}"
     if found.engine_busy is not None:
-        yield f"engine at work: {percent(found.engine_busy)} of the window"
+        busy = min(found.engine_busy, 1.0)  # a step is counted at its end, also where it began before the window
+        yield f"engine at work: {percent(busy)} of the window"
     yield from _price(found)
 
 

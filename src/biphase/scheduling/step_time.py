@@ -24,6 +24,8 @@ RATE = 0.2
 """Share of an error that one step corrects: a change of the machine's speed is followed within about ten steps."""
 LARGEST_ERROR = 0.5
 """What one step can be wrong by, as a share of the prediction: a step that was interrupted is not the law."""
+FIRST_STEPS = 10
+"""Steps of a kind from which on that holds. Before, the n-th corrects the n-th part of its error, if that is more."""
 FIRST_PASSES = 300
 """How often the first measurements are gone through: as equations, solved by projecting on each in turn (Kaczmarz)."""
 
@@ -58,9 +60,10 @@ class StepTimeLaw:
     def __init__(self, first: Sequence[tuple[StepShape, float]] = ()) -> None:
         self._coefficients = [0.0] * len(TYPICAL)
         self._variance = 0.0
+        self._seen = {chunked: sum((shape.chunk > 0) == chunked for shape, _ in first) for chunked in (False, True)}
         for _ in range(FIRST_PASSES):
             for shape, seconds in first:
-                self._correct(shape.features(), seconds)
+                self._correct(shape.features(), seconds, RATE)
         for shape, seconds in first:
             self._note(shape, seconds)
 
@@ -80,11 +83,12 @@ class StepTimeLaw:
 
     def learn(self, shape: StepShape, seconds: float) -> None:
         """Take one step into account."""
-        predicted = self.predict(shape)
-        if predicted:
+        predicted, kind = self.predict(shape), shape.chunk > 0
+        self._seen[kind] += 1
+        if self._seen[kind] > FIRST_STEPS:
             seconds = min(max(seconds, predicted * (1 - LARGEST_ERROR)), predicted * (1 + LARGEST_ERROR))
         self._note(shape, seconds)
-        self._correct(shape.features(), seconds)
+        self._correct(shape.features(), seconds, max(RATE, 1 / self._seen[kind]))
 
     def share(self, shape: StepShape, seconds: float) -> tuple[float, float]:
         """The (prefill, decode) seconds of a step: measured where it has one phase, shared out where it has both.
@@ -120,6 +124,6 @@ class StepTimeLaw:
     def _at(self, features: Sequence[float]) -> float:
         return sum(c * x for c, x in zip(self._coefficients, features, strict=True))
 
-    def _correct(self, features: Sequence[float], seconds: float) -> None:
-        step = RATE * (seconds - self._at(features)) / sum(x * x for x in features)
+    def _correct(self, features: Sequence[float], seconds: float, rate: float) -> None:
+        step = rate * (seconds - self._at(features)) / sum(x * x for x in features)
         self._coefficients = [max(c + step * x, 0.0) for c, x in zip(self._coefficients, features, strict=True)]
