@@ -1,6 +1,7 @@
 """Settings of every test. Being here puts the folder above on the path, for ``tests.scripted_server`` and the like."""
 
 import importlib.util
+import os
 
 from hypothesis import settings
 
@@ -12,6 +13,8 @@ settings.load_profile("biphase")
 def pytest_sessionstart() -> None:
     """Compile the kernels before the first test where that has not been done: no test's time limit is for that."""
     if importlib.util.find_spec("numba") is None or importlib.util.find_spec("torch") is None:
+        return
+    if "BIPHASE_FORM" in os.environ:  # a form of the kernels is tested, operation by operation: see engine/forms.py
         return
     from biphase.engine.build import compile_kernels, kernels_are_compiled
 

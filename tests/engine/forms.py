@@ -24,13 +24,13 @@ FORMS = {
 inside_a_form = _INSIDE in os.environ
 
 
-def run_tests_in(form: str, test_file: str, cache: Path) -> None:
-    """Run ``test_file`` as it would run on such a processor; fail with its output."""
+def run_tests_in(form: str, test_file: str, cache: Path, only: str = "") -> None:
+    """Run ``test_file`` as it would run on such a processor (of it what pytest's -k takes); fail with its output."""
     has = features()
     if (form == "VNNI" and not has.int8_dot) or (form == "VNNI and BF16" and not has.bf16_dot):
         pytest.skip(f"this processor has no {form}")
     environment = os.environ | FORMS[form] | {"NUMBA_CPU_FEATURES": "", _INSIDE: form, "NUMBA_CACHE_DIR": str(cache)}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test_file]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", only, test_file]
     root = Path(__file__).parents[2]
     run = subprocess.run(command, check=False, env=environment, cwd=root, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout

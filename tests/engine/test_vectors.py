@@ -271,7 +271,14 @@ def test_atomic_additions_are_not_lost() -> None:
     assert counter[0] == 100_000
 
 
-@pytest.mark.timeout(400)  # compiles everything again
+@pytest.mark.timeout(400)  # compiles again
 @pytest.mark.skipif(inside_a_form, reason="this is the form")
-def test_portable_form(tmp_path: Path) -> None:
+def test_portable_form_of_what_has_an_instruction_of_its_own(tmp_path: Path) -> None:
+    run_tests_in("portable", __file__, tmp_path, only="dot or halves")
+
+
+@pytest.mark.forms
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(inside_a_form, reason="this is the form")
+def test_portable_form_of_everything(tmp_path: Path) -> None:
     run_tests_in("portable", __file__, tmp_path)
