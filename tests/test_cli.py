@@ -56,7 +56,7 @@ def test_help_loads_nothing_heavy() -> None:
         (["profile", "http://h", "--header", "X"], "--header 'X': expected 'Name: value'"),
         (["profile", "http://h", "--dtype", "float32"], "--dtype is for the built-in engine"),
         (["profile", "http://h", "--json", "/nowhere/x.json"], "cannot write to /nowhere/x.json: No such file"),
-        (["profile", "http://h", "--records", "/nowhere/x"], "cannot write records to /nowhere/x: No such file"),
+        (["profile", "http://h", "--records", "/nowhere/x"], "cannot write to /nowhere/x: No such file"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(words: list[str], line: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from biphase.cli.outputs import check_writable, write_output
+from biphase.cli.outputs import check_outputs, check_writable, write_output
 from biphase.client.record import Record, open_records
 from biphase.errors import BadInput, RunFailed
 
@@ -97,3 +97,10 @@ def test_impatient_interrupts_lose_nothing(tmp_path: Path) -> None:
     assert "Traceback" not in err
     assert "prefill ms" in out
     assert (tmp_path / "r.json").stat().st_size > 0
+
+
+def test_two_options_never_name_the_same_file(tmp_path: Path) -> None:
+    check_outputs(json=tmp_path / "a", html=tmp_path / "b", records=None)
+    with pytest.raises(BadInput, match=r"--json and --html name the same file"):
+        check_outputs(json=tmp_path / "a", html=tmp_path / "x" / ".." / "a")
+    assert not list(tmp_path.iterdir())

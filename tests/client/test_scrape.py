@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from biphase.client.record import Record, open_records
 from biphase.client.scrape import GENERATED, RUNNING, Scrape, parse_metrics, read_scrapes, save_scrapes
 from biphase.errors import BadInput, RunFailed
 
@@ -125,3 +126,15 @@ def test_a_file_that_is_none_is_bad_input(tmp_path: Path, content: bytes | None,
 def test_a_full_disk_is_one_line() -> None:
     with save_scrapes(Path("/dev/full")) as keep, pytest.raises(RunFailed, match="No space left"):
         keep(Scrape({}), "a 1\n")
+
+
+def test_an_earlier_file_stays_until_something_takes_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    path.write_text("earlier")
+    for opened in (save_scrapes, open_records):
+        with opened(path):
+            pass
+        assert path.read_text() == "earlier"
+    with open_records(path) as keep:
+        keep(Record(id="r", intended=0.0, sent=0.0))
+    assert path.read_text().startswith("{")

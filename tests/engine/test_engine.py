@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from biphase.engine.build import warm_up
 from biphase.engine.engine import Engine
 from biphase.engine.kernels.select import compiled_kernels, reference_kernels
 from biphase.engine.messages import Output, Submit
@@ -207,3 +208,24 @@ def test_measuring_steps_leaves_no_trace_in_the_engine() -> None:
     engine.scheduler.check()
     assert engine.scheduler.counters.cache_queries == 0
     assert engine.scheduler.pool.num_free == 40
+
+
+def test_compiled_code_that_cannot_be_read_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Files of no length, as a full disk leaves them: what the first reading raises, and a second that finds none."""
+    engine, told = tiny_engine(), []
+
+    def measure(groups: object, tokens_per_step: object = None) -> list:
+        told.append(groups)
+        if len(told) == 1:
+            raise EOFError("Ran out of input")
+        return []
+
+    monkeypatch.setattr(engine, "measure", measure)
+    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path / "biphase" / "kernels"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    damaged = tmp_path / "biphase" / "kernels" / "a.1.nbc"
+    damaged.parent.mkdir(parents=True)
+    damaged.touch()
+    warm_up(engine)
+    assert len(told) == 2
+    assert not damaged.exists()

@@ -142,6 +142,7 @@ def test_ctrl_c_in_a_search_keeps_the_evidence(tmp_path: Path, workload: str) ->
         (("--rate", "1", "--arrivals", "gamma", "--burstiness", "-1"), "--burstiness -1"),
         (("--slo", "ttft=5"), "--slo"),
         (("--slo", "ttft=5ms", "--slo-share", "0"), "--slo-share"),
+        (("--slo", "ttft=5ms", "--slo-share", "0.95"), "at most 100, as in 95%"),
         (("--search", "--rate", "1"), "give one, as in --slo"),
         (("--search", "--slo", "ttft=5ms"), "--search begins at one --rate"),
         (("--search", "--slo", "ttft=5ms", "--rate", "1,2"), "--search begins at one --rate"),

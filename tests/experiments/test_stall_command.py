@@ -91,7 +91,7 @@ def test_two_servers_in_one_table_one_file_and_one_picture(here: Callable[..., E
         (["http://h", "--dtype", "float32"], "--dtype is for the built-in engine"),
         (["http://h", "--json", "/nowhere/x.json"], "cannot write to /nowhere/x.json: No such file"),
         (["http://h", "--html", "/nowhere/x.html"], "cannot write to /nowhere/x.html: No such file"),
-        (["http://h", "--records", "/nowhere/x"], "cannot write records to /nowhere/x: No such file"),
+        (["http://h", "--records", "/nowhere/x"], "cannot write to /nowhere/x: No such file"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(here: Callable[..., Ended], words: list[str], line: str) -> None:

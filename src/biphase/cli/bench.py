@@ -9,7 +9,7 @@ import typer
 from biphase import __version__
 from biphase.cli import bench_options as options
 from biphase.cli import profile_options as common
-from biphase.cli.outputs import check_writable, write_output
+from biphase.cli.outputs import check_outputs, write_output
 from biphase.cli.targets import found_server, one_interrupt, start_engine
 from biphase.errors import BadInput, RunFailed
 from biphase.models import DEFAULT_MODEL
@@ -69,8 +69,7 @@ def bench(
     url = _address(url, engine_options)
     if tokenizer is not None and workers:
         raise BadInput("--tokenizer counts in this process alone: leave --workers away")
-    for path in (json, html, records):
-        check_writable(path)
+    check_outputs(json=json, html=html, records=records)
     with one_interrupt() as exit_status:
         try:
             with ExitStack() as stack:

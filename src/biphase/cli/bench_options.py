@@ -156,12 +156,13 @@ def _whole(option: str, text: str) -> list[float]:
 
 
 def percent(option: str, text: str) -> float:
-    """A part of one from a percentage."""
+    """A part of one from a percentage. A bare number below 1 is refused: 0.95 would be read as 0.95 %."""
+    number = text.strip().removesuffix("%")
     try:
-        value = float(text.strip().removesuffix("%"))
+        value = float(number)
     except ValueError:
         value = math.nan
-    if not 0 < value <= 100:
+    if not 0 < value <= 100 or (value < 1 and number == text.strip()):
         raise BadInput(f"{option} {text!r}: expected a percentage, more than 0 and at most 100, as in 95%")
     return value / 100
 

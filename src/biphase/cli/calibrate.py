@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from biphase.cli.outputs import check_writable, write_output
+from biphase.cli.outputs import check_outputs, write_output
 
 if TYPE_CHECKING:
     from biphase.roofline.fitting import Calibration
@@ -36,8 +36,7 @@ def calibrate(
     path = output or local_file()
     if path.suffix != ".toml":
         raise BadInput(f"--output {path} must end in .toml; `biphase roofline --gpu {path.stem}.toml` then reads it")
-    check_writable(output)
-    check_writable(json_file)
+    check_outputs(output=output, json=json_file)
     before = _previous(path)
     with display() as shown:
         found = measure(device, shown.step)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from biphase.cli.outputs import check_writable, write_output
-from biphase.errors import BadInput
+from biphase.errors import BadInput, RunFailed
 from biphase.models import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def kernels(
     missing = [name for name in ("gguf", "numba", "torch") if importlib.util.find_spec(name) is None]
     if missing:
         raise BadInput(f"biphase kernels needs {', '.join(missing)}; run: pip install 'biphase[engine]'")
+    from biphase.engine.build import DAMAGED
     from biphase.engine.kernel_timing import time_kernels
+    from biphase.engine.kernels import forget_compiled_code
     from biphase.engine.options import EngineOptions
     from biphase.report.kernel_tables import print_kernels
     from biphase.report.progress import display
@@ -65,8 +67,12 @@ def kernels(
         threads=threads,
         random_weights=random_weights,
     )
-    with display() as shown:
-        found = time_kernels(options, wanted, repeats, shown)
+    try:
+        with display() as shown:
+            found = time_kernels(options, wanted, repeats, shown)
+    except DAMAGED as error:
+        forget_compiled_code()
+        raise RunFailed("the compiled kernels that were kept were damaged and are removed: run it again") from error
     if json_file is not None:
         _write_json(found, json_file)
     print_kernels(found)

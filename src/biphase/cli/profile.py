@@ -11,7 +11,7 @@ import typer
 from biphase import __version__
 from biphase.cli import profile_options as options
 from biphase.cli.local_tokenizer import load_tokenizer
-from biphase.cli.outputs import check_writable, write_output
+from biphase.cli.outputs import check_outputs, write_output
 from biphase.cli.own_model import own_hardware
 from biphase.cli.targets import found_server, one_interrupt, start_engine
 from biphase.errors import BadInput, RunFailed
@@ -32,10 +32,9 @@ class Outputs:
     html: Path | None
     markdown: Path | None
 
-    def check(self) -> None:
+    def check(self, records: Path | None) -> None:
         """Say before the measurement what cannot be written after it."""
-        for path in (self.json, self.html, self.markdown):
-            check_writable(path)
+        check_outputs(json=self.json, html=self.html, markdown=self.markdown, records=records)
 
 
 def profile(
@@ -70,7 +69,7 @@ def profile(
     hardware = None if own else options.make_hardware(model_config, gpu, tp)
     device = options.check_device(gpu, tp) if own else None
     url = _address(url, engine_options, from_records, records)
-    outputs.check()
+    outputs.check(records)
     with one_interrupt() as exit_status:
         try:
             if from_records is not None:

@@ -10,7 +10,7 @@ import typer
 
 from biphase import __version__
 from biphase.cli import profile_options as options
-from biphase.cli.outputs import check_writable, write_output
+from biphase.cli.outputs import check_outputs, write_output
 from biphase.cli.targets import found_server, one_interrupt
 from biphase.errors import BadInput, RunFailed
 
@@ -80,8 +80,7 @@ def split(
     plan = make_plan(duration, every, watch)
     access = options.make_access(api_key, header or [], timeout, ca)
     source = _source(targets or [], from_files or [], watch, save)
-    for path in (save, json, html):
-        check_writable(path)
+    check_outputs(save=save, json=json, html=html)
     with one_interrupt() as exit_status:
         try:
             origin = _origin(laws)

@@ -10,7 +10,7 @@ import typer
 
 from biphase import __version__
 from biphase.cli import profile_options as options
-from biphase.cli.outputs import check_writable, write_output
+from biphase.cli.outputs import check_outputs, write_output
 from biphase.cli.stall_options import make_stall_plan, server_url
 from biphase.cli.targets import found_server, one_interrupt, start_engine
 from biphase.errors import BadInput, BiphaseError, RunFailed
@@ -88,8 +88,7 @@ def stall(
     if compare_model is not None and compare is None:
         raise BadInput("--compare-model names the model of a second server: --compare URL2 is missing")
     url, compare = server_url(url, engine_options), server_url(compare, engine_options)
-    check_writable(json)
-    check_writable(html)
+    check_outputs(json=json, html=html, records=records)
     found: list[ServerStall] = []
     if url is None:
         subjects = _built_in(model or DEFAULT_MODEL, engine_options, plan, found)

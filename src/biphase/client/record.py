@@ -119,20 +119,24 @@ Keep = Callable[[Record | RunFacts], None]
 def open_records(path: Path) -> Iterator[Keep]:
     """A file of records, one JSON line each, written as they come: a run that breaks off keeps what it measured.
 
-    When the disk is full ``keep`` raises ``RunFailed`` once and is then silent, so that the run can end with its table.
+    What was there is replaced by the first line: a run that measures nothing costs no earlier file. When the disk is
+    full ``keep`` raises ``RunFailed`` once and is then silent, so that the run can end with its table.
     """
     encoder = msgspec.json.Encoder()
     try:
-        file = path.open("wb", buffering=0)
+        file = path.open("ab", buffering=0)
     except OSError as error:
         raise BadInput(f"cannot write records to {path}: {error.strerror}") from error
-    failed = False
+    failed, fresh = False, path.is_file()
 
     def keep(line: Record | RunFacts) -> None:
-        nonlocal failed
+        nonlocal failed, fresh
         if failed:
             return
         try:
+            if fresh:
+                file.truncate(0)
+            fresh = False
             file.write(encoder.encode(line) + b"\n")
         except OSError as error:
             failed = True

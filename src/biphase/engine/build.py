@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from biphase.engine.config import ModelConfig
 from biphase.engine.engine import Engine
+from biphase.engine.kernels import forget_compiled_code
 from biphase.engine.messages import Ready
 from biphase.engine.options import EngineOptions
 from biphase.engine.packed_loading import load_packed
@@ -21,6 +23,8 @@ from biphase.scheduling.step_time import StepTimeLaw
 if TYPE_CHECKING:
     from biphase.engine.kernels.image import PackedModel
 
+DAMAGED = (EOFError, pickle.UnpicklingError)
+"""What numba raises when compiled code that it kept cannot be read."""
 BLOCK_SIZE = 16
 """Tokens per KV block, as in vLLM: small enough to waste half a block a sequence, long enough to read in one run."""
 DEFAULT_KV_BYTES = 4e9
@@ -87,7 +91,13 @@ def _torch_model(options: EngineOptions) -> tuple[TwoPhaseModel, SchedulerConfig
 def warm_up(engine: Engine) -> None:
     """Compile the kernels, so that no request waits for them, and where an ITL budget is set measure its first law."""
     config = engine.scheduler.config
-    engine.measure([[(min(40, config.max_request_tokens - 2), 2)] * 2])
+    first: list[Group] = [[(min(40, config.max_request_tokens - 2), 2)] * 2]
+    try:
+        engine.measure(first)
+    except DAMAGED:  # a full disk or a power loss leaves files of no or half length
+        if not forget_compiled_code():
+            raise
+        engine.measure(first)
     settle(engine.runner.model)
     if config.itl_budget_ms is not None:
         seen = engine.measure(_possible(WHOLE_PROMPTS * 2, config))  # the first touch of memory must not count alone

@@ -112,15 +112,17 @@ class Engine:
         config = self.scheduler.config
         limit = min(tokens_per_step or config.max_num_batched_tokens, config.max_num_batched_tokens)
         scheduler, self.scheduler = self.scheduler, Scheduler(replace(config, max_num_batched_tokens=limit))
-        for group in groups:
-            for n, (prompt, output) in enumerate(group):
-                self.scheduler.add(Request(str(n), (next(first_tokens),) * prompt, output))
-            while self.scheduler.has_work:
-                plan = self.scheduler.plan(0.0)
-                result = self.runner.run(plan)
-                self.scheduler.commit(plan, result, 0.0)
-                seen.append((plan.shape, result.seconds or 0.0))
-        self.scheduler = scheduler
+        try:
+            for group in groups:
+                for n, (prompt, output) in enumerate(group):
+                    self.scheduler.add(Request(str(n), (next(first_tokens),) * prompt, output))
+                while self.scheduler.has_work:
+                    plan = self.scheduler.plan(0.0)
+                    result = self.runner.run(plan)
+                    self.scheduler.commit(plan, result, 0.0)
+                    seen.append((plan.shape, result.seconds or 0.0))
+        finally:
+            self.scheduler = scheduler
         return seen
 
     def start_from(self, law: StepTimeLaw) -> None:

@@ -25,6 +25,18 @@ def sources_digest() -> str:
     return digest.hexdigest()
 
 
+def forget_compiled_code() -> bool:
+    """Remove what is kept of compiled code, where it cannot be read; False if it lies in a folder of the user's own."""
+    import numba
+
+    folder = Path(numba.config.CACHE_DIR)
+    if user_cache() not in folder.parents:
+        return False
+    for file in folder.rglob("*.nb[ic]"):  # index and code of each function
+        file.unlink(missing_ok=True)
+    return True
+
+
 def _keep_compiled_code() -> None:
     if importlib.util.find_spec("numba") is None:
         return
