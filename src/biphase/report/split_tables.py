@@ -97,7 +97,9 @@ def facts(found: Split) -> Iterator[str]:
     yield from _requests(found)
     yield from _prompts(found)
     if found.decode_batch is not None:
-        yield f"mean decode batch: {found.decode_batch.value:.2f} sequences ({found.decode_batch.source})"
+        batch = found.decode_batch  # below one it is an average over idle time too, and no batch
+        name = "mean decode batch" if batch.value >= 1 else "decoding on average, idle time included"
+        yield f"{name}: {batch.value:.2f} sequences ({batch.source})"
     if found.kv_usage is not None:
         usage = found.kv_usage
         yield f"KV cache: {percent(usage.mean)} in use on average, {percent(usage.most)} at most"
