@@ -29,7 +29,7 @@ def kernels(
     repeats: Annotated[int, typer.Option(help="Visits to each kernel, after one that does not count.")] = 5,
     dtype: Annotated[str, typer.Option(help="Of the weights: auto (as the file has them) or int8.")] = "auto",
     activations: Annotated[
-        str, typer.Option(help="exact (16 bits in two words), or int8: faster and lossy.")
+        str, typer.Option(help="exact (16 bits in two bytes), or int8: faster and lossy.")
     ] = "exact",
     threads: Annotated[
         int | None, typer.Option(min=1, show_default="one a core", help="Threads of the kernels.")

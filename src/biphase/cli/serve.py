@@ -27,7 +27,7 @@ def serve(
     host: str = typer.Option("127.0.0.1", help="Address to listen on; 0.0.0.0 opens the server to the network."),
     port: int = typer.Option(8000, min=0, max=65535, help="Port; 0 takes a free one."),
     dtype: str = typer.Option("auto", help="Of the weights: auto (as the file has them), bfloat16, float32 or int8."),
-    activations: str = typer.Option("exact", help="exact (16 bits in two words), or int8: faster and lossy."),
+    activations: str = typer.Option("exact", help="exact (16 bits in two bytes), or int8: faster and lossy."),
     max_model_len: int | None = typer.Option(None, min=2, help="Context in tokens, prompt and answer together."),
     max_num_batched_tokens: int = typer.Option(2048, min=1, help="Tokens that one step runs at most."),
     max_num_seqs: int = typer.Option(64, min=1, help="Requests in the batch at most."),
