@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from biphase.client.replaced_file import ReplacedFile
 from biphase.errors import BadInput, RunFailed
 
 ChunkKind = Literal["role", "reasoning", "text", "tool", "usage"]
@@ -124,19 +125,16 @@ def open_records(path: Path) -> Iterator[Keep]:
     """
     encoder = msgspec.json.Encoder()
     try:
-        file = path.open("ab", buffering=0)
+        file = ReplacedFile(path)
     except OSError as error:
         raise BadInput(f"cannot write records to {path}: {error.strerror}") from error
-    failed, fresh = False, path.is_file()
+    failed = False
 
     def keep(line: Record | RunFacts) -> None:
-        nonlocal failed, fresh
+        nonlocal failed
         if failed:
             return
         try:
-            if fresh:
-                file.truncate(0)
-            fresh = False
             file.write(encoder.encode(line) + b"\n")
         except OSError as error:
             failed = True

@@ -16,6 +16,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from biphase.client.endpoint import Api, Reply, ask
+from biphase.client.replaced_file import ReplacedFile
 from biphase.errors import BadInput, RunFailed
 
 PATHS = ("/metrics", "/prometheus/metrics")  # the second is TensorRT-LLM's
@@ -144,18 +145,13 @@ KeepScrape = Callable[[Scrape, str], None]
 def save_scrapes(path: Path) -> Iterator[KeepScrape]:
     """A file of scrapes as the server wrote them, each below a comment on when and where; written as they come."""
     try:
-        file = path.open("ab", buffering=0)
+        file = ReplacedFile(path)
     except OSError as error:
         raise BadInput(f"cannot write scrapes to {path}: {error.strerror}") from error
-    fresh = path.is_file()
 
     def keep(found: Scrape, text: str) -> None:
-        nonlocal fresh
         head = f"{_HEAD}{found.at:.3f} {found.process or '-'} {found.url}"
         try:
-            if fresh:  # what was there goes when something takes its place: a server that is not there costs no file
-                file.truncate(0)
-            fresh = False
             file.write(f"{head}\n{text.rstrip()}\n".encode())
         except OSError as error:
             raise RunFailed(f"cannot write scrapes to {path}: {error.strerror}") from error

@@ -1,7 +1,5 @@
 """The roofs of this machine for this process's threads: bare loops of ``kernels/roofs.py``, timed."""
 
-import time
-from collections.abc import Callable
 from functools import partial
 from statistics import median
 
@@ -9,6 +7,7 @@ import numpy as np
 from numba import get_num_threads
 from numpy.typing import NDArray
 
+from biphase.engine.crossover import timed
 from biphase.engine.kernels.features import features
 from biphase.engine.kernels.roofs import OPERATIONS, Unit, new_scratch, read, repeat
 from biphase.engine.kernels.team import new_team
@@ -65,10 +64,3 @@ class BareLoops:
 def units() -> list[Unit]:
     """Those that this processor has."""
     return [unit for unit in Unit if features().tiles or unit not in (Unit.INT8_TILES, Unit.BF16_TILES)]
-
-
-def timed(run: Callable[[], object]) -> float:
-    """Seconds."""
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began

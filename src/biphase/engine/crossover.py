@@ -47,10 +47,11 @@ def _seconds(model: CompiledModel, count: int, few: bool) -> float:
     rows = Rows(np.ones(count, dtype=np.int64), places, places)
     decodes = DecodeRows(np.zeros((count, 1), dtype=np.int32), (places + 1).astype(np.int32))
     model.crossover = count + 1 if few else 0
-    return min(_timed(lambda: model.decode(rows, decodes)) for _ in range(REPEATS))
+    return min(timed(lambda: model.decode(rows, decodes)) for _ in range(REPEATS))
 
 
-def _timed(run: Callable[[], object]) -> float:
+def timed(run: Callable[[], object]) -> float:
+    """Seconds of one call."""
     began = perf_counter()
     run()
     return perf_counter() - began

@@ -14,9 +14,10 @@ import numpy as np
 from numba import get_num_threads
 
 from biphase.engine import crossover
-from biphase.engine.bare_loops import BareLoops, timed
+from biphase.engine.bare_loops import BareLoops
 from biphase.engine.build import set_threads, threads_of
 from biphase.engine.compiled import CompiledModel, PagedCache
+from biphase.engine.crossover import timed
 from biphase.engine.kernel_cases import Case, all_cases, num_blocks
 from biphase.engine.kernels.features import features
 from biphase.engine.kernels.select import selection
