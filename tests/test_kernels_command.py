@@ -8,20 +8,11 @@ from typer.testing import CliRunner, Result
 
 from biphase.cli.main import app
 from biphase.errors import BadInput
+from tests.roofline.shapes import LLAMA
 
 pytest.importorskip("numba")
 
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 80,
-    "max_position_embeddings": 600,
-    "rms_norm_eps": 1e-5,
-}
+CONFIG = {**LLAMA, "vocab_size": 80, "max_position_embeddings": 600, "rms_norm_eps": 1e-5}
 
 
 def run(*words: str) -> Result:
