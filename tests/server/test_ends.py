@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import Any
 import aiohttp
 import pytest
 from running_server import Server, wait_for
+
+from biphase.engine.options import EngineOptions
+from biphase.server.starting import engine_process
 
 Launch = Callable[..., Server]
 
@@ -135,3 +139,25 @@ def test_while_it_loads_clients_are_turned_away_and_a_signal_ends_it(launch: Lau
     server.process.send_signal(signal.SIGTERM)
     assert server.ended() == (0, "")
     assert time.monotonic() - began < GRACE
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_while_the_engine_is_being_started_leaves_no_engine(
+    number: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            started.append(self)
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(error), engine_process(EngineOptions(model="any"), ["sleep", "60"]):
+            pytest.fail("it went on")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [process.returncode for process in started] == [-signal.SIGTERM]

@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 import msgspec
 
@@ -66,17 +67,44 @@ def engine_process(options: EngineOptions, command: Sequence[str] = ENGINE_COMMA
 
     SIGTERM leaves at once until the server answers it by itself. What the engine prints goes to stderr.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     ours, theirs = socket.socketpair()
-    with theirs:
+    with theirs, _signals_put_off() as act_on_them:
         arguments = [*command, str(theirs.fileno()), msgspec.json.encode(options).decode()]
         process = subprocess.Popen(
             arguments, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=STDERR, process_group=0
         )
     try:
+        act_on_them()
         yield EngineProcess(process, ours)
     finally:
         ours.close()
         if process.poll() is None:
             process.terminate()
         process.wait()
+
+
+@contextmanager
+def _signals_put_off() -> Iterator[Callable[[], None]]:
+    """Within, SIGINT and SIGTERM are only noted; what is given acts on those that came, and later ones act by themselves.
+
+    An exception out of a handler while ``Popen`` waits for its child would leave a child that nobody knows of.
+    """
+    noted: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        noted.append(number)
+
+    interrupt = signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGTERM, note)
+
+    def act() -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal(signal.SIGINT, interrupt)
+        for number in noted:
+            signal.raise_signal(number)
+
+    try:
+        yield act
+    except BaseException:
+        act()
+        raise
