@@ -85,7 +85,7 @@ def engine_process(options: EngineOptions, command: Sequence[str] = ENGINE_COMMA
 
 @contextmanager
 def _signals_put_off() -> Iterator[Callable[[], None]]:
-    """Within, SIGINT and SIGTERM are only noted; what is given acts on those that came, and later ones act by themselves.
+    """Within, SIGINT and SIGTERM are only noted; what is given acts on those that came and ends the putting off.
 
     An exception out of a handler while ``Popen`` waits for its child would leave a child that nobody knows of.
     """
