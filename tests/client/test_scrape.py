@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from biphase.client.record import Record, open_records
-from biphase.client.scrape import GENERATED, RUNNING, Scrape, parse_metrics, read_scrapes, save_scrapes
+from biphase.client.scrape import GENERATED, RUNNING, Scrape, parse_metrics
+from biphase.client.scrape_files import read_scrapes, save_scrapes
 from biphase.errors import BadInput, RunFailed
 
 VLLM = """
@@ -79,7 +80,7 @@ def save(path: Path, *scrapes: tuple[float, str]) -> None:
 def test_saved_scrapes_come_back_whole_and_in_order(tmp_path: Path) -> None:
     save(tmp_path / "late.txt", (30.5, "a_total 3\n"))
     save(tmp_path / "early.txt", (10.25, VLLM), (20.0, "a_total 2"))
-    found = read_scrapes([tmp_path / "late.txt", tmp_path / "early.txt"])
+    found = read_scrapes([tmp_path / "late.txt", tmp_path / "early.txt"]).scrapes
     assert [one.at for one in found] == [10.25, 20.0, 30.5]
     assert found[0].value(GENERATED) == 924
     assert found[1].value(["a"]) == 2
@@ -89,7 +90,7 @@ def test_saved_scrapes_come_back_whole_and_in_order(tmp_path: Path) -> None:
 def test_a_plain_download_has_its_file_s_time_and_its_place(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("a_total 1\n")
     (tmp_path / "a.txt").write_text("a_total 2\n")
-    found = read_scrapes([tmp_path / "b.txt", tmp_path / "a.txt"])
+    found = read_scrapes([tmp_path / "b.txt", tmp_path / "a.txt"]).scrapes
     assert [one.value(["a"]) for one in found] == [1, 2]
     assert not any(one.timed for one in found)
     assert found[0].at == (tmp_path / "b.txt").stat().st_mtime
@@ -98,7 +99,48 @@ def test_a_plain_download_has_its_file_s_time_and_its_place(tmp_path: Path) -> N
 def test_scrapes_are_there_as_soon_as_they_were_made(tmp_path: Path) -> None:
     with save_scrapes(tmp_path / "s.txt") as keep:
         keep(Scrape({}, at=1.0, url="u"), "a 1\n")
-        assert (tmp_path / "s.txt").read_text() == "# biphase scrape 1.000 - u\na 1\n"
+        assert (tmp_path / "s.txt").read_text() == "# biphase scrape 1.000 - u\na 1\n# end of scrape\n"
+
+
+EARLIER = "# biphase scrape 1.000 - u\na_total 10\n# biphase scrape 2.000 - u\na_total 200\n"
+"""As versions without an end of each scrape wrote it."""
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_wherever_a_file_is_cut_its_whole_scrapes_are_read(tmp_path: Path, ended: bool) -> None:
+    path = tmp_path / "s.txt"
+    path.write_text(EARLIER)
+    if ended:
+        save(path, (1.0, "a_total 10\n"), (2.0, "a_total 200\n"))
+    whole = path.read_bytes()
+    second = whole.index(b"\n# biphase scrape 2") + 1
+    for end in range(second + len("# biphase scrape "), len(whole)):
+        path.write_bytes(whole[:end])
+        if not ended and whole[:end].endswith(b"\n"):
+            continue  # between two lines nothing of the earlier form tells a cut
+        read = read_scrapes([path])
+        values = [one.value(["a"]) for one in read.scrapes]
+        complete = ended and whole[:end].endswith(b"# end of scrape")
+        assert (values, read.cut) == (([10, 200], ()) if complete else ([10], (path,))), whole[:end]
+    path.write_bytes(whole)
+    assert read_scrapes([path]).cut == ()
+
+
+def test_a_scrape_alone_that_is_cut_is_none(tmp_path: Path) -> None:
+    (tmp_path / "s.txt").write_text("# biphase scrape 1.000 - u\na_total 1")
+    with pytest.raises(BadInput, match=r"s\.txt holds no whole scrape: it was cut off"):
+        read_scrapes([tmp_path / "s.txt"])
+
+
+def test_a_page_that_was_empty_at_first_is_read(tmp_path: Path) -> None:
+    save(tmp_path / "s.txt", (1.0, ""), (2.0, "a_total 2\n"))
+    assert [one.value(["a"]) for one in read_scrapes([tmp_path / "s.txt"]).scrapes] == [None, 2]
+
+
+def test_what_no_count_can_be_is_kept_as_it_was_written() -> None:
+    found = parse_metrics('a_total{e="0"} -3\na_total{e="1"} 4\nb NaN\nc_total +Inf\nd 5\nf_sum 1e19\n')
+    assert found.odd == {"a": 'a_total{e="0"} is -3', "b": "b is nan", "c": "c_total is inf", "f_sum": "f_sum is 1e+19"}
+    assert found.series.keys() == {"a", "d", "f_sum"}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +148,8 @@ def test_scrapes_are_there_as_soon_as_they_were_made(tmp_path: Path) -> None:
     [
         (None, "cannot read scrapes"),
         (b"", "holds no metrics"),
-        (b"<html>", "is not metrics text"),
+        (b"<html>", "is not metrics text in Prometheus' format: '<html>' is not a name and its value"),
+        (b"a 1\n{}\n", "'{}' is not a name and its value; expected what a server's /metrics gives"),
         (b"\xff\xfe\x00", "is not metrics text"),
         (b"# biphase scrape now - u\na 1\n", "not a line that begins a scrape"),
         (b"# biphase scrape nan - u\na 1\n", "not a line that begins a scrape"),

@@ -9,7 +9,8 @@ import pytest
 
 from biphase.client import clock
 from biphase.client.endpoint import Access
-from biphase.client.scrape import KeepScrape, Scrape, save_scrapes
+from biphase.client.scrape import Scrape
+from biphase.client.scrape_files import KeepScrape, save_scrapes
 from biphase.errors import BadInput, RunFailed
 from biphase.experiments.split import INTERRUPTED, Origin, SplitPlan, SplitResult, Watch, from_files, measure
 from tests.analysis.engine_pages import PAGES
@@ -19,6 +20,13 @@ from tests.metrics_server import Answer, Answers, metrics_server, pages
 BEFORE, AFTER = texts("python", PAGES["vllm new"].metrics)
 ORIGIN = Origin("0", "biphase split")
 PLAN = SplitPlan(0.4, 0.1)
+
+
+def with_generated(value: str) -> str:
+    """The later page with another count of generated tokens of one engine."""
+    sample = 'vllm:generation_tokens_total{engine="0",model_name="m"}'
+    assert f"\n{sample} 400.0\n" in AFTER
+    return AFTER.replace(f"\n{sample} 400.0\n", f"\n{sample} {value}\n")
 
 
 def keep_nothing(found: Scrape, text: str) -> None:
@@ -104,7 +112,7 @@ def test_silence_in_between_is_told_and_survived() -> None:
     result = after(3, pages(BEFORE, busy, busy, AFTER))
     assert result.error is None
     sentences = [verdict.sentence for verdict in result.verdicts if verdict.name == "unanswered"]
-    assert sentences == ["2 scrapes got no answer (HTTP 503)"]
+    assert sentences == ["2 scrapes gave no counts (HTTP 503: busy)"]
     assert result.split.finished is not None
     assert result.split.finished.value == 8
 
@@ -117,9 +125,35 @@ def test_a_server_that_is_gone_at_the_end_leaves_what_there_was() -> None:
     assert result.split.finished.value == 8
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Answer("no", 401), "HTTP 401: no; set BIPHASE_API_KEY or pass --api-key"),
+        (Answer("{}"), "not metrics in Prometheus' text format: '{}' is not a name and its value"),
+        (Answer("<html>"), "'<html>' is not a name and its value"),
+        (Answer(""), "the page holds no names of biphase, mlx-serve, vLLM"),
+        (Answer("python_gc_total 3\n"), "the page holds no names of biphase, mlx-serve, vLLM"),
+        (Answer(with_generated("-3")), 'vllm:generation_tokens_total{engine="0",model_name="m"} is -3, and neither'),
+    ],
+)
+def test_what_is_no_scrape_of_the_server_is_said_and_is_no_restart(answer: Answer, said: str) -> None:
+    result = after(4, pages(BEFORE, AFTER, answer))
+    assert result.error is not None
+    assert said in result.error
+    assert result.error.endswith("; the split is of what was scraped before")
+    assert "unanswered" in names(result)
+    assert "restart" not in names(result)
+    assert result.split.scrapes == 2
+
+
 def test_a_server_that_answered_once_is_a_failure() -> None:
     with pytest.raises(RunFailed, match="closed the connection"):
         run(pages(BEFORE, Answer("", 0)))
+
+
+def test_a_first_page_that_cannot_be_fails_at_once() -> None:
+    with pytest.raises(RunFailed, match=r"vllm:generation_tokens_total\{.*\} is nan, and neither a count"):
+        run(pages(with_generated("NaN")), SplitPlan(3600, 60))
 
 
 def test_a_page_of_no_engine_fails_at_once() -> None:
@@ -218,7 +252,35 @@ def test_one_scrape_counts_from_the_start(tmp_path: Path) -> None:
     assert names(found) == {"since-start"}
     assert found.split.prompt_tokens is not None
     assert found.split.prompt_tokens.value == 8500
+    assert found.split.scrapes == 1
     assert found.split.window_s is None  # the server's clock says it started later than the scrape was made
+
+
+@pytest.mark.parametrize("value", ["-300", "+Inf", "NaN", "1e300"])
+@pytest.mark.parametrize("first", [[], [BEFORE]])
+def test_a_count_that_cannot_be_is_bad_input(tmp_path: Path, value: str, first: list[str]) -> None:
+    with pytest.raises(BadInput, match=r"vllm:generation_tokens_total\{.*\} is .*, and neither a count nor a sum"):
+        from_files(saved(tmp_path, *first, with_generated(value)), ORIGIN)
+
+
+def test_a_gauge_without_a_number_is_left_out_and_one_below_zero_is_bad_input(tmp_path: Path) -> None:
+    usage = 'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.5\n'
+    assert usage in AFTER
+    found = from_files(saved(tmp_path, BEFORE, AFTER.replace(usage, usage.replace("0.5", "NaN"))), ORIGIN)
+    assert found.split.kv_usage is not None
+    assert found.split.kv_usage.last == 0.25  # of the other engine
+    with pytest.raises(BadInput, match=r"vllm:kv_cache_usage_perc\{.*\} is -0.5"):
+        from_files(saved(tmp_path, BEFORE, AFTER.replace(usage, usage.replace("0.5", "-0.5"))), ORIGIN)
+
+
+def test_what_was_cut_off_is_left_out_and_said(tmp_path: Path) -> None:
+    paths = saved(tmp_path, BEFORE, AFTER, AFTER)
+    joined = tmp_path / "all"
+    joined.write_bytes(b"".join(path.read_bytes() for path in paths)[:-700])
+    found = from_files([joined], ORIGIN)
+    assert "cut-off" in names(found)
+    assert "restart" not in names(found)
+    assert (found.split.scrapes, found.split.window_s) == (2, 10)
 
 
 def test_downloads_in_the_wrong_order_are_told(tmp_path: Path) -> None:

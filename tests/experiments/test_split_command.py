@@ -135,6 +135,8 @@ def test_a_watch_in_a_pipe_is_a_line_a_scrape() -> None:
         (["--from", "/nonexistent/x"], "cannot read scrapes from /nonexistent/x"),
         (["--from", "/nonexistent/x", "--watch"], "leave --watch away"),
         (["--from", "/nonexistent/x", "--save", "y"], "leave --save away"),
+        (["http://a:1", "--from", "/nonexistent/x"], "--from watches nothing: leave http://a:1 away"),
+        (["--from", "/nonexistent/x", "localhost:1"], "--from watches nothing: leave localhost:1 away"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_status_2(words: list[str], line: str) -> None:
@@ -143,6 +145,14 @@ def test_what_cannot_be_is_one_line_and_status_2(words: list[str], line: str) ->
     assert done.stderr.startswith("biphase: ")
     assert done.stderr.count("\n") == 1
     assert line in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_one_line_without_an_address() -> None:
+    with metrics_server(pages(BEFORE, AFTER)) as url:
+        ended = split(url, "--for", "300ms", "--save", "/dev/full")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == "biphase: cannot write scrapes to /dev/full: No space left on device\n"
 
 
 def test_no_server_is_one_line_and_status_1() -> None:

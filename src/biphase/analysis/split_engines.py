@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from biphase.analysis.split_window import WALL, Term, gain, running_mean
-from biphase.client.scrape import Scrape, normal
+from biphase.client.scrape import LARGEST, Scrape, normal
 
 Terms = tuple[Term, ...]
 
@@ -291,6 +291,18 @@ def recognise(scrape: Scrape) -> Engine | None:
 
 def _own(engine: Engine, scrape: Scrape) -> bool:
     return bool((engine.names - VLLM.names) & scrape.series.keys())
+
+
+def impossible(engine: Engine, scrape: Scrape) -> str | None:
+    """The first sample of what is read that cannot be: a count below zero or beyond belief, or no number at all.
+
+    A gauge that is no number is only left out: exporters write NaN where there is nothing to average.
+    """
+    for name in sorted(engine.names & scrape.odd.keys()):
+        finite = scrape.series.get(name, {}).values()
+        if name in engine.counters or not all(0 <= value <= LARGEST for value in finite):
+            return f"{scrape.odd[name]}, and neither a count nor a sum of seconds can be that"
+    return None
 
 
 _NOT_ENGINES = {

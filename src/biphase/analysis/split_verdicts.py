@@ -18,7 +18,7 @@ EDGE_SHARE = 0.1
 class Circumstances:
     """How the scrapes of a split came: ``restarts`` of the server and the seconds of other stretches left out,
     ``unanswered`` scrapes and the last reason, whether ``several`` servers answered in turn, whether one scrape stands
-    for all ``since_start``, and whether times are those of files."""
+    for all ``since_start``, whether times are those of files, and the files whose last scrape was ``cut`` off."""
 
     restarts: int = 0
     left_out_s: float = 0.0
@@ -27,6 +27,7 @@ class Circumstances:
     several: bool = False
     since_start: bool = False
     untimed: bool = False
+    cut: int = 0
 
 
 def circumstances(stretches: Sequence[Window], chosen: Window, scrapes: Sequence[Scrape]) -> Circumstances:
@@ -49,6 +50,7 @@ def split_verdicts(found: Split, how: Circumstances) -> tuple[Verdict, ...]:
         _unanswered,
         _since_start,
         _file_times,
+        _cut_off,
         _no_traffic,
         _edges,
         _cache_unknown,
@@ -85,7 +87,7 @@ def _unanswered(found: Split, how: Circumstances) -> Verdict | None:
         return None
     return Verdict(
         "unanswered",
-        f"{how.unanswered} scrapes got no answer ({how.reason})",
+        f"{how.unanswered} scrape{'s' if how.unanswered > 1 else ''} gave no counts ({how.reason})",
         "the window ends with the last that did",
     )
 
@@ -107,6 +109,17 @@ def _file_times(found: Split, how: Circumstances) -> Verdict | None:
         "file-times",
         "the scrapes have no time of their own: that of their files is taken",
         "if they were copied, believe no number per second; biphase split --save writes the times down",
+    )
+
+
+def _cut_off(found: Split, how: Circumstances) -> Verdict | None:
+    if how.cut == 0:
+        return None
+    where = "the file" if how.cut == 1 else f"{how.cut} files"
+    return Verdict(
+        "cut-off",
+        f"the last scrape of {where} is cut off and left out",
+        "this is of the whole scrapes before it; copy the file again if there is more",
     )
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +16,7 @@ from biphase.errors import BadInput, RunFailed
 
 if TYPE_CHECKING:
     from biphase.client.endpoint import Access
-    from biphase.client.scrape import KeepScrape
+    from biphase.client.scrape_files import KeepScrape
     from biphase.experiments.split import Origin, Show, SplitPlan, SplitResult
     from biphase.experiments.split import Watch as Watched
 
@@ -121,12 +121,25 @@ def _source(targets: list[str], files: list[Path], watch: bool, save: Path | Non
     if files:
         if watch or save is not None:
             raise BadInput(f"--from watches nothing: leave {'--watch' if watch else '--save'} away")
+        if (server := next(filter(_names_server, targets), None)) is not None:
+            raise BadInput(f"--from watches nothing: leave {server} away, or leave --from away and watch it")
         return [*files, *map(Path, targets)]
     if not targets:
         raise BadInput("what to watch? give a server's URL (as in http://127.0.0.1:8000), or --from FILE...")
     if len(targets) > 1:
         raise BadInput(f"one server at a time: {targets[1]!r} is one word too many (saved scrapes: --from FILE...)")
     return targets[0] if targets[0] == "local" else parse_url(options.refuse_model_as_url(targets[0]))
+
+
+def _names_server(target: str) -> bool:
+    """Whether a word beside ``--from`` is a server and not one more file."""
+    from biphase.client.endpoint import parse_url
+
+    if Path(target).exists():
+        return False
+    with suppress(BadInput):
+        return target == "local" or bool(parse_url(target))
+    return "://" in target
 
 
 def _origin(laws: Path | None) -> "Origin":
@@ -154,7 +167,7 @@ def _measured(
     save: Path | None,
 ) -> "SplitResult":
     from biphase.client import clock
-    from biphase.client.scrape import save_scrapes
+    from biphase.client.scrape_files import save_scrapes
     from biphase.experiments.split import measure
     from biphase.report.progress import display
 

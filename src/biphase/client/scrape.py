@@ -6,18 +6,15 @@ that may not write a colon, ``prefix_name``. A name that is missing is None and 
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import aiohttp
+from prometheus_client.samples import Sample
 from prometheus_client.parser import text_string_to_metric_families
 
 from biphase.client.endpoint import Api, Reply, ask
-from biphase.client.replaced_file import ReplacedFile
-from biphase.errors import BadInput, RunFailed
+from biphase.errors import RunFailed
 
 PATHS = ("/metrics", "/prometheus/metrics")  # the second is TensorRT-LLM's
 
@@ -48,8 +45,10 @@ _OWN_RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")  # one number reported by eac
 _SKIPPED = ("_bucket", "_created")
 _PROCESS_HEADER = "Process-Start-Time-Unix"  # llama.cpp's; not seconds in every build, yet another in every process
 _PROCESS_SERIES = "process_start_time_seconds"
-_HEAD = "# biphase scrape "
-"""Begins each scrape in a file: Unix seconds, the process or -, the URL; to others it is a comment."""
+LARGEST = 1e18
+"""Of a count or a sum that can be believed: a server that makes a million tokens a second has it after 30,000 years."""
+SHOWN = 40
+"""Characters that a message quotes of a text that is no exposition."""
 _EPOCH = time.time() - time.perf_counter()  # so that differences of times do not follow a clock that is set
 
 Labels = tuple[tuple[str, str], ...]
@@ -60,7 +59,8 @@ class Scrape:
     """All samples of one exposition by normalised name and labels; buckets of histograms are left out.
 
     ``at``: Unix seconds, and ``timed`` when they are the scrape's own rather than its file's. ``process``: differs
-    between two starts of a server, None where it tells none.
+    between two starts of a server, None where it tells none. ``odd``: of each name that has one, a sample as it was
+    written that no count can be; one that is not finite is not in ``series``.
     """
 
     series: Mapping[str, Mapping[Labels, float]]
@@ -68,6 +68,7 @@ class Scrape:
     timed: bool = True
     process: str | None = None
     url: str = ""
+    odd: Mapping[str, str] = field(default_factory=dict)
 
     def value(self, names: Sequence[str]) -> float | None:
         """The first of ``names`` that is there, summed over its labels (engines, models, data-parallel ranks)."""
@@ -81,23 +82,41 @@ def normal(name: str) -> str:
 
 
 def parse_metrics(text: str) -> Scrape:
-    """Read Prometheus' text format; ``ValueError`` for what is none."""
+    """Read Prometheus' text format; ``ValueError`` for what is none, with the line that is none."""
     found: dict[str, dict[Labels, float]] = {}
     ranks: dict[tuple[str, Labels], tuple[int, ...]] = {}
+    odd: dict[str, str] = {}
     try:
         families = list(text_string_to_metric_families(text))
-    except IndexError as error:  # what the parser says of some lines that are none
-        raise ValueError("not a line of metrics") from error
-    for family in families:
-        for sample in family.samples:
-            if sample.name.endswith(_SKIPPED) or not math.isfinite(sample.value):
-                continue
-            name, (rank, labels) = normal(sample.name), _identity(sample.labels)
-            if rank <= ranks.get((name, labels), rank):
-                ranks[name, labels] = rank
-                found.setdefault(name, {})[labels] = sample.value
+    except (ValueError, IndexError) as error:  # the parser's own words quote what it stumbled on, or nothing
+        raise ValueError(_no_metric(text)) from error
+    for sample in (sample for family in families for sample in family.samples):
+        if sample.name.endswith(_SKIPPED):
+            continue
+        name, (rank, labels) = normal(sample.name), _identity(sample.labels)
+        if not 0 <= sample.value <= LARGEST:
+            odd[name] = _written(sample)
+        if math.isfinite(sample.value) and rank <= ranks.get((name, labels), rank):
+            ranks[name, labels] = rank
+            found.setdefault(name, {})[labels] = sample.value
     started = found.get(_PROCESS_SERIES, {}).values()
-    return Scrape(found, process=f"{max(started):.2f}" if started else None)
+    return Scrape(found, process=f"{max(started):.2f}" if started else None, odd=odd)
+
+
+def _written(sample: Sample) -> str:
+    inside = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
+    return f"{sample.name}{{{inside}}} is {sample.value:g}" if inside else f"{sample.name} is {sample.value:g}"
+
+
+def _no_metric(text: str) -> str:
+    """What a user must see of a text that is no exposition: its first line that is none."""
+    for line in text.split("\n"):
+        try:
+            list(text_string_to_metric_families(line))
+        except (ValueError, IndexError):
+            shown = line.strip()
+            return f"{shown[:SHOWN] + '...' if len(shown) > SHOWN else shown!r} is not a name and its value"
+    return "its lines do not go together"
 
 
 def _identity(labels: Mapping[str, str]) -> tuple[tuple[int, ...], Labels]:
@@ -136,67 +155,3 @@ class NoPageError(ValueError):
     def __init__(self, reply: Reply) -> None:
         super().__init__(f"HTTP {reply.status}")
         self.reply = reply
-
-
-KeepScrape = Callable[[Scrape, str], None]
-
-
-@contextmanager
-def save_scrapes(path: Path) -> Iterator[KeepScrape]:
-    """A file of scrapes as the server wrote them, each below a comment on when and where; written as they come."""
-    try:
-        file = ReplacedFile(path)
-    except OSError as error:
-        raise BadInput(f"cannot write scrapes to {path}: {error.strerror}") from error
-
-    def keep(found: Scrape, text: str) -> None:
-        head = f"{_HEAD}{found.at:.3f} {found.process or '-'} {found.url}"
-        try:
-            file.write(f"{head}\n{text.rstrip()}\n".encode())
-        except OSError as error:
-            raise RunFailed(f"cannot write scrapes to {path}: {error.strerror}") from error
-
-    with file:
-        yield keep
-
-
-def read_scrapes(paths: Sequence[Path]) -> list[Scrape]:
-    """All scrapes in files that ``save_scrapes`` or a plain download wrote, in the order of their times.
-
-    A download has no time but its file's: such scrapes stay in the order given.
-    """
-    found = [one for path in paths for one in _in_file(path)]
-    return sorted(found, key=lambda one: one.at) if all(one.timed for one in found) else found
-
-
-def _in_file(path: Path) -> Iterator[Scrape]:
-    try:
-        text, changed = path.read_bytes().decode("utf-8", "replace"), path.stat().st_mtime
-    except OSError as error:
-        raise BadInput(f"cannot read scrapes from {path}: {error.strerror}") from error
-    plain, *saved = f"\n{text}".split(f"\n{_HEAD}")
-    if plain.strip() or not saved:
-        yield replace(_parse_file(path, plain), at=changed, timed=False)
-    for part in saved:
-        head, _, exposition = part.partition("\n")
-        yield _with_head(_parse_file(path, exposition), head, path)
-
-
-def _parse_file(path: Path, text: str) -> Scrape:
-    try:
-        found = parse_metrics(text)
-    except ValueError as error:
-        raise BadInput(f"{path} is not metrics text in Prometheus' format ({error})") from error
-    if not found.series:
-        raise BadInput(f"{path} holds no metrics; expected the text of a server's /metrics")
-    return found
-
-
-def _with_head(found: Scrape, head: str, path: Path) -> Scrape:
-    words = head.split(" ", 2)
-    try:
-        at, process, url = float(words[0]), words[1], words[2]
-        datetime.fromtimestamp(at, UTC)
-    except (ValueError, IndexError, OverflowError, OSError) as error:
-        raise BadInput(f"{path}: not a line that begins a scrape: {_HEAD + head!r}") from error
-    return replace(found, at=at, process=None if process == "-" else process, url=url)

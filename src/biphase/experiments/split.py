@@ -10,15 +10,17 @@ import aiohttp
 import msgspec
 
 from biphase.analysis.phase_split import Split, longest, recognised, split, windows, with_engine_seconds
-from biphase.analysis.split_engines import Engine, explain_unknown, recognise
+from biphase.analysis.split_engines import Engine, explain_unknown, impossible, recognise
 from biphase.analysis.split_meaning import meaning
 from biphase.analysis.split_model import Laws, modelled_engine_seconds
 from biphase.analysis.split_verdicts import Circumstances, circumstances, split_verdicts
 from biphase.analysis.split_window import Window
 from biphase.analysis.verdicts import Verdict
 from biphase.client.endpoint import Access, connect
+from biphase.client.failures import explain_status
 from biphase.client.metrics_page import find_page
-from biphase.client.scrape import KeepScrape, Scrape, fetch, read_scrapes
+from biphase.client.scrape import NoPageError, Scrape, fetch
+from biphase.client.scrape_files import KeepScrape, read_scrapes
 from biphase.errors import BadInput, RunFailed
 
 INTERRUPTED = "interrupted"
@@ -71,6 +73,7 @@ class Watch:
         self.failed = 0
         self.reason = ""
         self.silent = False  # the last scrape had no answer
+        self.cut = 0  # files whose last scrape is not whole
 
     def add(self, one: Scrape) -> None:
         """Keep a scrape."""
@@ -90,6 +93,16 @@ class Watch:
         """The engine that these scrapes are of."""
         return recognised(self.scrapes)
 
+    def unusable(self, one: Scrape) -> str | None:
+        """Why a scrape is none of this server's: it holds what cannot be, or nothing of what the engine showed before.
+
+        Taken as a scrape it would be a restart, of which nobody knows.
+        """
+        engine = recognise(one)
+        if engine is None:
+            return explain_unknown(one) if self.engine is not None else None
+        return impossible(engine, one)
+
     def latest(self, scrapes: int) -> Split | None:
         """The split of the last few scrapes of the server as it runs now; None before there are two."""
         engine = self.engine
@@ -101,16 +114,19 @@ class Watch:
     def result(self, error: str | None = None) -> SplitResult:
         """The split of everything so far; ``RunFailed`` where there is no window of two scrapes."""
         if self.silent and error is None:
-            error = self.reason
+            error = f"{self.reason}; the split is of what was scraped before"
         engine = self.engine
         if engine is None:
-            raise RunFailed(f"{self.url}: {error or explain_unknown(self.scrapes[-1])}")
+            raise RunFailed(error or f"{self.url}: {explain_unknown(self.scrapes[-1])}")
         stretches = windows(engine, self.scrapes)
         chosen = longest(stretches)
         if len(chosen.scrapes) < 2:
             raise RunFailed(error or f"{self.url}: no two scrapes of one process of the server to compare")
         how = replace(
-            circumstances(stretches, chosen, self.scrapes), unanswered=self.failed, reason=_short(self.reason, self.url)
+            circumstances(stretches, chosen, self.scrapes),
+            unanswered=self.failed,
+            reason=_short(self.reason, self.url),
+            cut=self.cut,
         )
         return self._result(engine, chosen, how, error)
 
@@ -134,7 +150,9 @@ class Watch:
             raise BadInput(explain_unknown(only))
         began = only.value(("process_start_time_seconds",))
         zero = replace(only, series={}, at=began if began is not None and 0 < began < only.at else only.at)
-        return self._result(engine, Window([zero, only]), Circumstances(since_start=True, untimed=not only.timed))
+        how = Circumstances(since_start=True, untimed=not only.timed, cut=self.cut)
+        found = self._result(engine, Window([zero, only]), how)
+        return msgspec.structs.replace(found, split=msgspec.structs.replace(found.split, scrapes=1))
 
     def _modelled(self, found: Split) -> Split:
         laws = self.origin.laws
@@ -159,6 +177,8 @@ async def measure(
         page = await find_page(session, url)
         if page.scrape.series and recognise(page.scrape) is None:
             raise RunFailed(f"{page.url}: {explain_unknown(page.scrape)}")
+        if (engine := recognise(page.scrape)) is not None and (reason := impossible(engine, page.scrape)) is not None:
+            raise RunFailed(f"{page.url}: {reason}")
         watch = Watch(page.url, origin, plan)
         error = None
         try:
@@ -193,9 +213,14 @@ async def _look(session: aiohttp.ClientSession, watch: Watch, keep: KeepScrape) 
         found, text = await fetch(session, watch.url)
     except RunFailed as error:
         watch.miss(str(error))
+    except NoPageError as error:
+        watch.miss(explain_status(error.reply.status, error.reply.body, watch.url))
     except ValueError as error:
-        watch.miss(f"{watch.url}: {error}")
+        watch.miss(f"{watch.url}: not metrics in Prometheus' text format: {error}")
     else:
+        if (reason := watch.unusable(found)) is not None:
+            watch.miss(f"{watch.url}: {reason}")
+            return
         watch.add(found)
         keep(found, text)
 
@@ -213,9 +238,13 @@ async def _last_look(session: aiohttp.ClientSession, watch: Watch, keep: KeepScr
 def from_files(paths: Sequence[Path], origin: Origin) -> SplitResult:
     """The split between saved scrapes, or of one scrape since its server's start."""
     watch = Watch(", ".join(map(str, paths)), origin, SplitPlan(None, 0.0))
-    watch.scrapes = read_scrapes(paths)
+    saved = read_scrapes(paths)
+    watch.scrapes, watch.cut = saved.scrapes, len(saved.cut)
     if watch.engine is None:
         raise BadInput(f"{watch.url}: {explain_unknown(watch.scrapes[-1])}")
+    wrong = (reason for one in watch.scrapes if (reason := impossible(watch.engine, one)) is not None)
+    if (reason := next(wrong, None)) is not None:
+        raise BadInput(f"{watch.url}: {reason}")
     if len(watch.scrapes) == 1:
         return watch.since_start()
     try:

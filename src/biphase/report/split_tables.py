@@ -45,7 +45,8 @@ def heading(result: SplitResult) -> str:
     many = f", {found.engines} engines summed" if found.engines > 1 else ""
     window = f"{found.window_s:.1f} s from {found.started}" if found.window_s is not None else "times not known"
     models = f", {', '.join(found.models)}" if found.models else ""
-    return f"{found.engine} at {result.url}: {window}, {found.scrapes} scrapes{many}{models}"
+    scrapes = f"{found.scrapes} scrape{'s' if found.scrapes != 1 else ''}"
+    return f"{found.engine} at {result.url}: {window}, {scrapes}{many}{models}"
 
 
 def unit_table(found: Split) -> Table:
