@@ -102,6 +102,21 @@ def test_the_collector_is_as_before_after_a_run(fails: bool) -> None:
     assert gc.get_threshold() == before
 
 
+@pytest.mark.parametrize("by_the_host", [False, True])
+def test_what_the_host_froze_stays_frozen_and_nothing_else(by_the_host: bool) -> None:
+    async def main() -> int:
+        return gc.get_freeze_count()
+
+    gc.unfreeze()
+    try:
+        if by_the_host:
+            gc.freeze()
+        assert clock.run(main()) > 0
+        assert (gc.get_freeze_count() > 0) == by_the_host
+    finally:
+        gc.freeze()  # as tests/conftest.py left it
+
+
 def test_other_loops_put_nothing_off() -> None:
     async def main() -> list[int]:
         done: list[int] = []

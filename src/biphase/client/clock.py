@@ -80,8 +80,10 @@ _running: asyncio.Task[Any] | None = None
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """``asyncio.run`` on a loop whose lag can be asked for; ``interrupt`` ends it as Ctrl-C does."""
+    hosts = gc.get_freeze_count() > 0  # the program around this one froze what it had: that stays so after the run
     gc.collect()
-    gc.freeze()  # what the imports made stays: a full collection must not walk it between two stamps
+    if not hosts:
+        gc.freeze()  # what the imports made stays: a full collection must not walk it between two stamps
     threshold = gc.get_threshold()
     gc.set_threshold(COLLECT_AFTER, *threshold[1:])
     with asyncio.Runner(loop_factory=MeasuringLoop) as runner:
@@ -91,7 +93,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
             raise KeyboardInterrupt from None
         finally:
             gc.set_threshold(*threshold)
-            gc.unfreeze()
+            if not hosts:
+                gc.unfreeze()
 
 
 async def _noted(main: Coroutine[Any, Any, T]) -> T:
