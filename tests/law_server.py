@@ -7,17 +7,17 @@ head is sent.
 
 import queue
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from tests.forked_server import forked
 
 SPIN_S = 3e-4  # before the end of a step: a sleep wakes late, by up to 0.2 ms
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -167,26 +167,13 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def law_server(**laws: Any) -> Iterator[str]:
     """Address of a server that obeys ``Laws(**laws)`` for the length of the block."""
-    command = [sys.executable, str(Path(__file__)), msgspec.json.encode(Laws(**laws)).decode()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.kill()
+    with forked(make_server, msgspec.json.encode(Laws(**laws))) as url:
+        yield url
 
 
-def main() -> None:
-    """Serve the laws given as JSON in the first argument; print the port."""
+def make_server(laws: str) -> ThreadingHTTPServer:
+    """The server of these laws, whose engine runs."""
     sys.setswitchinterval(1e-4)  # a thread that writes must not hold the engine up for Python's usual 5 ms
-    engine = Engine(msgspec.json.decode(sys.argv[1], type=Laws))
+    engine = Engine(msgspec.json.decode(laws, type=Laws))
     engine.start()
-    handler = type("LawHandler", (Handler,), {"engine": engine})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        print(server.server_address[1], flush=True)
-        server.serve_forever()
-
-
-if __name__ == "__main__":
-    main()
+    return ThreadingHTTPServer(("127.0.0.1", 0), type("LawHandler", (Handler,), {"engine": engine}))

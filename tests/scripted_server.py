@@ -7,17 +7,16 @@ really written. Its tokens are words: a text of n words counts n tokens, a list 
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from tests.forked_server import forked
 
 FIRST_TOKEN_S = 0.080
 GAP_S = 0.010
@@ -256,25 +255,11 @@ def hash_of(word: str) -> int:
 @contextmanager
 def scripted(**script: Any) -> Iterator[str]:
     """Address of a server that runs ``Script(**script)`` for the length of the block."""
-    command = [sys.executable, str(Path(__file__)), msgspec.json.encode(Script(**script)).decode()]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}{script.get('prefix', '')}"
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    with forked(make_server, msgspec.json.encode(Script(**script))) as url:
+        yield url + script.get("prefix", "")
 
 
-def main() -> None:
-    """Serve the script given as JSON in the first argument; print the port."""
-    handler = type("Handler", (_Handler,), {"script": msgspec.json.decode(sys.argv[1], type=Script), "state": _State()})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        print(server.server_address[1], flush=True)
-        server.serve_forever()
-
-
-if __name__ == "__main__":
-    main()
+def make_server(script: str) -> ThreadingHTTPServer:
+    """The server of a script."""
+    handler = type("Handler", (_Handler,), {"script": msgspec.json.decode(script, type=Script), "state": _State()})
+    return ThreadingHTTPServer(("127.0.0.1", 0), handler)

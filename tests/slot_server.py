@@ -6,17 +6,17 @@ is taken over at the moment at which it became free by the law, not when a threa
 """
 
 import os
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from tests.forked_server import forked
 
 
 class Slots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,27 +149,19 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 512
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of clients that go away, as the end of a load makes them."""
+
 
 @contextmanager
 def slot_server(**law: Any) -> Iterator[str]:
     """Address of a server that obeys ``Slots(**law)`` for the length of the block."""
-    command = [sys.executable, str(Path(__file__)), msgspec.json.encode(Slots(**law)).decode()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.kill()
+    with forked(make_server, msgspec.json.encode(Slots(**law))) as url:
+        yield url
 
 
-def main() -> None:
-    """Serve the law given as JSON in the first argument; print the port."""
+def make_server(law: str) -> Server:
+    """The server of this law."""
     sys.setswitchinterval(1e-4)
-    handler = type("SlotHandler", (Handler,), {"state": State(msgspec.json.decode(sys.argv[1], type=Slots))})
-    with Server(("127.0.0.1", 0), handler) as server:
-        print(server.server_address[1], flush=True)
-        server.serve_forever()
-
-
-if __name__ == "__main__":
-    main()
+    handler = type("SlotHandler", (Handler,), {"state": State(msgspec.json.decode(law, type=Slots))})
+    return Server(("127.0.0.1", 0), handler)
