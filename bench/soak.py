@@ -1,8 +1,9 @@
 """A soak of `biphase serve`: random traffic for half an hour, every answer checked, nothing left behind.
 
     python bench/soak.py [--minutes 30] [--json FILE] [--kill engine|server|term] [--model smollm2-135m]
+                         [--dtype auto]
 
-The server runs in float32 with a KV pool that holds a third of what the clients want (preemptions) and a queue that
+The server has a KV pool that holds a third of what the clients want (preemptions) and a queue that
 they overfill (429). Clients ask for random lengths, in one piece and as streams, n answers, stop strings, JSON of a
 schema, chats, bad input, and go away at random; greedy and seeded answers must be those that were given alone. After
 each era of traffic the server must be idle: its counters agree with each other, one request finds the KV pool empty
@@ -307,9 +308,9 @@ def soak(plan: Plan, console: Console) -> Report:
     return report
 
 
-def options_for(kv_gb: float, seqs: int) -> tuple[str, ...]:
+def options_for(dtype: str, kv_gb: float, seqs: int) -> tuple[str, ...]:
     return (
-        *("--dtype", "float32", "--kv-cache-gb", str(kv_gb), "--max-num-seqs", str(seqs)),
+        *("--dtype", dtype, "--kv-cache-gb", str(kv_gb), "--max-num-seqs", str(seqs)),
         *("--max-num-batched-tokens", "128", "--max-queued-requests", str(2 * seqs), "--drain-timeout", "2"),
     )
 
@@ -334,20 +335,23 @@ def render(report: Report, console: Console) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument(
+        "--dtype", default="auto", help="of biphase serve; auto and float32 promise the same tokens always"
+    )
     parser.add_argument("--random-weights", action="store_true", help="MODEL is a config.json's folder")
     parser.add_argument("--knowns", type=int, default=40, help="requests whose answers are known")
     parser.add_argument("--answers", type=int, default=80, help="tokens of an answer at most")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--era-seconds", type=float, default=60)
     parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--kv-cache-gb", type=float, default=0.07, help="a third of what the clients want")
+    parser.add_argument("--kv-cache-gb", type=float, default=0.035, help="a third of what the clients want")
     parser.add_argument("--kill", choices=("engine", "server", "term"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
     plan = Plan(
         model=asked.model,
-        options=options_for(asked.kv_cache_gb, 8) + ("--random-weights",) * asked.random_weights,
+        options=options_for(asked.dtype, asked.kv_cache_gb, 8) + ("--random-weights",) * asked.random_weights,
         minutes=asked.minutes,
         era_s=asked.era_seconds,
         clients=asked.clients,

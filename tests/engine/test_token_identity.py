@@ -1,5 +1,5 @@
 """The promise of docs/engine.md: greedy tokens are the same cold, on a cache hit, after eviction, chunked at any size,
-preempted and resumed, alone and in a batch. Sampled tokens are too, being keyed by seed and position.
+preempted and resumed, alone and in a batch. Sampled tokens are too, being keyed by seed and position, but for draws that fall on an edge.
 
 ``PROMISED`` are the values of ``--dtype`` for which that is promised; each is held to all of it.
 """
@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -18,6 +19,7 @@ from biphase.engine.engine import Engine
 from biphase.engine.messages import Submit
 from biphase.engine.model import Model
 from biphase.engine.options import EngineOptions
+from biphase.engine.sampling import sample
 from biphase.scheduling.config import SchedulerConfig
 from biphase.scheduling.request import LogitRules, SamplingParams
 from tests.engine.test_families import GOLDEN
@@ -35,6 +37,8 @@ LENGTHS = (1, 15, 16, 17, 33, 48, 70)
 """Around the ends of blocks of 16: a hit leaves one row of 17, 33 and 49 tokens, sixteen of 48."""
 PROMPTS = {length: tuple((length * 31 + place * place * 7) % 128 for place in range(length)) for length in LENGTHS}
 OUTPUT = 24
+LAST_BITS = 3e-4
+"""Logits of this model, up to 3, differ by up to a quarter of that between one shape of the products and another."""
 
 
 @pytest.fixture(scope="module", params=PROMISED)
@@ -70,23 +74,53 @@ def alone(model: Model, params: SamplingParams = GREEDY) -> list[list[int]]:
     return [ask(engine_of(model), [prompt], params)[0] for prompt in PROMPTS.values()]
 
 
+def agree(model: Model, found: list[list[int]], params: SamplingParams, prompts: Iterable[tuple[int, ...]]) -> bool:
+    """Whether tokens are those of ``alone``, but for draws on an edge between two. Runs requests: ask before, not after.
+
+    Two shapes of a matrix product differ in the last bits of their sums, so an edge may lie on either side of a draw.
+    """
+    expected = dict(zip(PROMPTS.values(), alone(model, params), strict=True))
+    for prompt, tokens in zip(prompts, found, strict=True):
+        parted = next((i for i, (a, b) in enumerate(zip(tokens, expected[prompt], strict=True)) if a != b), None)
+        if parted is not None and (params.temperature == 0 or not on_an_edge(model, prompt, tokens, parted, params)):
+            return False
+    return True
+
+
+def on_an_edge(model: Model, prompt: tuple[int, ...], tokens: list[int], place: int, params: SamplingParams) -> bool:
+    """Whether the draw of ``tokens[place]`` gives it for some logits within ``LAST_BITS`` of those of a prefill."""
+    engine, vocab = engine_of(model), SHAPE["vocab_size"]
+    every = SamplingParams(0.0, logprobs=vocab)
+    engine.submit(Submit("0", prompt + tuple(tokens[:place]), 1, frozenset(), every))
+    (output,) = engine.step().outputs
+    logits = np.zeros(vocab, np.float32)
+    for token, logprob in output.logprobs[0].top:
+        logits[token] = logprob
+    near = logits + np.random.default_rng(0).uniform(-LAST_BITS, LAST_BITS, (500, vocab)).astype(np.float32)
+    return tokens[place] in sample(near, [params] * 500, [len(prompt) + place] * 500)
+
+
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, RULED], ids=["greedy", "sampled", "penalties"])
 def test_on_a_hit(model: Model, params: SamplingParams) -> None:
-    engine, first = engine_of(model), alone(model, params)
-    for _ in ("cold", "hit"):
-        assert [ask(engine, [prompt], params)[0] for prompt in PROMPTS.values()] == first
+    alone(model, params)  # all engines of a model write to one cache: nothing else may run between cold and hit
+    engine = engine_of(model)
+    cold, hit = ([ask(engine, [prompt], params)[0] for prompt in PROMPTS.values()] for _ in range(2))
+    assert agree(model, cold, params, PROMPTS.values())
+    assert agree(model, hit, params, PROMPTS.values())
     assert engine.scheduler.counters.cache_hits >= sum((length - 1) // 16 * 16 for length in LENGTHS)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_after_eviction(model: Model, params: SamplingParams) -> None:
-    engine, first = engine_of(model, num_blocks=8), alone(model, params)
-    for prompt, tokens in zip(PROMPTS.values(), first, strict=True):
-        assert ask(engine, [prompt], params)[0] == tokens
+    for prompt in PROMPTS.values():
+        engine = engine_of(model, num_blocks=8)
+        cold = ask(engine, [prompt], params)
         ask(engine, [tuple(127 - token for token in PROMPTS[70]) + (5,) * 34])  # fills all eight blocks
         hits = engine.scheduler.counters.cache_hits
-        assert ask(engine, [prompt], params)[0] == tokens
+        evicted = ask(engine, [prompt], params)
         assert engine.scheduler.counters.cache_hits == hits
+        assert agree(model, cold, params, [prompt])
+        assert agree(model, evicted, params, [prompt])
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 7, 15, 16, 17, 31, 64, 69])
@@ -98,14 +132,15 @@ def test_chunked_at_any_size(model: Model, budget: int) -> None:
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, RULED], ids=["greedy", "sampled", "penalties"])
 def test_preempted_and_resumed(model: Model, params: SamplingParams) -> None:
     engine = engine_of(model, num_blocks=9)
-    assert ask(engine, PROMPTS.values(), params) == alone(model, params)
+    assert agree(model, ask(engine, PROMPTS.values(), params), params, PROMPTS.values())
     assert engine.scheduler.counters.preemptions > 0
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, RULED], ids=["greedy", "sampled", "penalties"])
 @pytest.mark.parametrize("max_seqs", [2, 3, 4])
 def test_in_a_batch(model: Model, params: SamplingParams, max_seqs: int) -> None:
-    assert ask(engine_of(model, max_seqs=max_seqs), PROMPTS.values(), params) == alone(model, params)
+    found = ask(engine_of(model, max_seqs=max_seqs), PROMPTS.values(), params)
+    assert agree(model, found, params, PROMPTS.values())
 
 
 def test_side_by_side_with_itself(model: Model) -> None:

@@ -156,7 +156,7 @@ def test_a_signal_while_the_engine_is_being_started_leaves_no_engine(
     monkeypatch.setattr(subprocess, "Popen", Interrupted)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with pytest.raises(error), engine_process(EngineOptions(model="any"), ["sleep", "60"]):
+        with pytest.raises(error), engine_process(EngineOptions(model="any"), ["sh", "-c", "exec sleep 60"]):
             pytest.fail("it went on")
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -18,6 +18,7 @@ SHAPE = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
+    "head_dim": 32,
     "vocab_size": 300,
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5,

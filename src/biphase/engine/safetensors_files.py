@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -71,14 +72,17 @@ class SafetensorsFolder:
 
 
 class RandomSource:
-    """A ``TensorSource`` of normal noise in a config's shapes: speed, not sense. 0.02 is the usual initialisation."""
+    """A ``TensorSource`` of normal noise in a config's shapes: speed, not sense. 0.02 is the usual initialisation.
+
+    A tensor's numbers depend on ``seed`` and its name: several threads read, in any order.
+    """
 
     def __init__(self, config: ModelConfig, where: str, seed: int = 0, std: float = 0.02) -> None:
         self.config = config
         self.where = where
         self._std = std
         self._shapes = shapes(config)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._seed = seed
 
     def names(self) -> set[str]:
         return set(self._shapes)
@@ -87,7 +91,8 @@ class RandomSource:
         shape = self._shapes[name]
         if len(shape) == 1:
             return (torch.zeros if name.endswith(".bias") else torch.ones)(shape, dtype=dtype)
-        return torch.empty(shape, dtype=dtype).normal_(0, self._std, generator=self._generator)
+        generator = torch.Generator().manual_seed(crc32(name.encode(), self._seed))
+        return torch.empty(shape, dtype=dtype).normal_(0, self._std, generator=generator)
 
     def dtype(self, name: str) -> torch.dtype:
         return torch.bfloat16

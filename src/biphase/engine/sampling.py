@@ -105,7 +105,10 @@ def _likely(probabilities: Logits, min_p: float) -> Logits:
 
 
 def _candidates(probabilities: Logits, params: SamplingParams) -> tuple[Logits, Ids | None]:
-    """The probabilities that top_k and then top_p (of what top_k left) keep, and their ids; None means all."""
+    """The probabilities that top_k and then top_p (of what top_k left) keep, and their ids; None means all.
+
+    In the order of ids, not of likelihood: two nearly equal ones that trade places would trade a draw's token too.
+    """
     vocab = len(probabilities)
     k = min(params.top_k, vocab) if params.top_k > 0 else vocab
     if params.top_p >= 1:
@@ -117,5 +120,6 @@ def _candidates(probabilities: Logits, params: SamplingParams) -> tuple[Logits, 
         before = values.cumsum() - values  # a token stays while the mass before it is below top_p
         kept = int(np.count_nonzero(before < np.float32(params.top_p) * mass))
         if kept < size or size == k:
-            return values[:kept], ids[:kept]
+            order = np.argsort(ids[:kept])
+            return values[order], ids[order]
         size = min(k, size * 8)
