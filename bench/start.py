@@ -38,7 +38,7 @@ from sides import PEERS
 
 LIMIT_S, LOOK_EVERY_S = 300.0, 0.005
 PHASES = ("imports", "model", "port", "token")
-LOGGED = {"loading ": "imports", "compiling kernels": "model"}
+LOGGED = {"loading ": "imports", "compiling kernels": "model", "warming up": "model"}
 """How the engine's lines of the log begin, and the phase that each ends."""
 
 Times = dict[str, float]

@@ -1,6 +1,9 @@
 """``biphase kernels`` from outside: what it prints, writes and refuses."""
 
 import json
+import signal
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,8 @@ from biphase.errors import BadInput
 from tests.roofline.shapes import LLAMA
 
 pytest.importorskip("numba")
+
+from biphase.engine.crossover import timed
 
 CONFIG = {**LLAMA, "vocab_size": 80, "max_position_embeddings": 600, "rms_norm_eps": 1e-5}
 
@@ -61,7 +66,7 @@ def test_a_run(config: str, tmp_path: Path) -> None:
         (["--dtype", "float32"], "--dtype float32: expected one of auto, int8; others run in torch, with its kernels"),
         (["--activations", "int4"], "--activations int4: expected one of exact, int8"),
         (["--json", "/nowhere/x.json"], "cannot write to /nowhere/x.json: No such file or directory"),
-        (["--threads", "100000"], "100000 threads were asked for and this process may use"),
+        (["--threads", "100000"], "--threads 100000: expected 1 to "),
         (["no-such-model"], "no model 'no-such-model'"),
     ],
 )
@@ -70,6 +75,52 @@ def test_bad_input_is_one_line(words: list[str], line: str) -> None:
     assert isinstance(result.exception, BadInput), result.output
     assert str(result.exception).startswith(line)
     assert "\n" not in str(result.exception)
+
+
+def test_what_is_not_there_is_said_before_anything_else() -> None:
+    result = run("no-such-model")
+    assert result.output == ""
+
+
+@pytest.mark.parametrize(("compiled", "hint"), [(True, ""), (False, "; compiling kernels (one to two minutes")])
+def test_that_kernels_are_compiled_is_said_when_they_are(
+    compiled: bool, hint: str, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("biphase.engine.kernel_timing.kernels_are_compiled", lambda: compiled)
+    result = run(config, "--random-weights", "--rows", "1", "--repeats", "1")
+    assert result.stderr.splitlines()[0].startswith(f"loading {config}{hint}")
+    assert ("compiling" in result.stderr) is not compiled
+
+
+def interrupt_at(visit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGINT comes while a case is visited, the warm-up's visits counted."""
+    visits = count(1)
+
+    def timed_until(run: Callable[[], object]) -> float:
+        if next(visits) == visit:
+            signal.raise_signal(signal.SIGINT)
+        return timed(run)
+
+    monkeypatch.setattr("biphase.engine.kernel_timing.timed", timed_until)
+
+
+def test_an_interrupt_keeps_what_was_measured(config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "kernels.json"
+    cases = 8  # steps, products and head of one row; attention of two shapes in each form, within 600 tokens
+    interrupt_at(2 * cases + 3, monkeypatch)
+    result = run(config, "--random-weights", "--rows", "1", "--repeats", "7", "--json", str(target))
+    assert result.exit_code == 130, result.output
+    assert "interrupted: the kernels below were visited 1 or 2 times of 7" in result.stdout
+    found = json.loads(target.read_text())["kernels"]
+    assert found["interrupted"]
+    assert [len(rate["samples_ms"]) for rate in found["rates"]] == [2, 2, *[1] * (len(found["rates"]) - 2)]
+
+
+def test_an_interrupt_before_anything_counts_says_nothing(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_at(1, monkeypatch)
+    result = run(config, "--random-weights", "--rows", "1", "--repeats", "7")
+    assert result.exit_code == 130, result.output
+    assert result.stdout == ""
 
 
 def test_a_head_size_that_torch_runs_is_refused(config: str) -> None:

@@ -1,15 +1,24 @@
 """What a command writes, and what it says when it cannot."""
 
+import json
+import os
+import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from biphase.cli.outputs import check_outputs, check_writable, write_output
+from biphase.cli.outputs import check_outputs, check_writable, deliver, write_output
 from biphase.client.record import Record, open_records
 from biphase.errors import BadInput, RunFailed
+from tests.analysis.engine_pages import PAGES
+from tests.analysis.exposition import texts
+from tests.metrics_server import metrics_server, pages
+from tests.scripted_server import scripted
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
@@ -45,6 +54,90 @@ def test_records_on_a_full_disk_fail_once_and_let_the_run_end() -> None:
         with pytest.raises(RunFailed, match="cannot write records to /dev/full: No space left"):
             keep(record)
         keep(record)
+
+
+def through(words: Sequence[str], stdout: str, stderr: str = "") -> tuple[int, str]:
+    """Status and stderr of a command whose stdout is a file, or a pipe that nobody reads."""
+    command = shlex.join([sys.executable, "-m", "biphase", *words])
+    into = f">{stdout}" if stdout else "| true"
+    script = f"set -o pipefail; {command} {stderr} {into}"
+    done = subprocess.run(["bash", "-c", script], check=False, capture_output=True, text=True, timeout=60)
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+@contextmanager
+def a_run_of_each(folder: Path) -> Iterator[list[list[str]]]:
+    """Commands that end with a table, without their files."""
+    before, after = texts("python", PAGES["vllm new"].metrics)
+    (folder / "a").write_text(before)
+    (folder / "b").write_text(after)
+    quick = ["--lengths", "4", "--tokens", "3", "--repeats", "2"]
+    with scripted(first_token_s=0.001, gap_s=0.001) as url, metrics_server(pages(before, after)) as metrics:
+        assert not biphase("profile", url, *quick, "--json", str(folder / "p")).returncode
+        yield [
+            ["roofline", "llama-3.1-8b"],
+            ["split", "--from", str(folder / "a"), str(folder / "b")],
+            ["split", metrics, "--for", "300ms", "--every", "100ms"],
+            ["split", metrics, "--watch", "--for", "1s", "--every", "100ms"],
+            ["profile", url, *quick],
+            ["bench", url, "--requests", "4", "--concurrency", "2", "--duration", "5", "--warmup", "0"],
+            ["compare", str(folder / "p"), str(folder / "p")],
+        ]
+
+
+@needs_full
+def test_a_full_stdout_is_one_line_and_costs_no_file(tmp_path: Path) -> None:
+    with a_run_of_each(tmp_path) as commands:
+        for words in commands:
+            target = tmp_path / "result.json"
+            status, said = through([*words, "--json", str(target)], "/dev/full")
+            assert (status, said.splitlines()[-1]) == (
+                1,
+                "biphase: cannot write to standard output: No space left on device",
+            )
+            assert "Traceback" not in said
+            json.loads(target.read_text())
+            target.unlink()
+
+
+def test_a_pipe_that_nobody_reads_is_silent_and_costs_no_file(tmp_path: Path) -> None:
+    with a_run_of_each(tmp_path) as commands:
+        for words in commands:
+            target = tmp_path / "result.json"
+            assert through([*words, "--json", str(target)], "", "2>&1") == (1, "")  # progress has no reader either
+            json.loads(target.read_text())
+            target.unlink()
+
+
+@needs_full
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["stall", "--help"], []])
+def test_help_to_a_full_stdout_is_one_line(words: list[str]) -> None:
+    line = "biphase: cannot write to standard output: No space left on device\n"
+    assert through(words, "/dev/full") == (1, line)
+    assert through(words, "") == (1, "")
+
+
+@needs_full
+def test_a_full_stderr_changes_nothing_but_itself() -> None:
+    assert through(["compare", "/nonexistent/a", "b"], "/dev/null", "2>/dev/full") == (2, "")
+    assert through(["roofline", "llama-3.1-8b"], "/dev/null", "2>&-") == (0, "")
+    assert through(["roofline", "llama-3.1-8b"], "&-") == (0, "")
+
+
+def test_characters_that_a_terminal_lacks_are_question_marks() -> None:
+    command = [sys.executable, "-m", "biphase", "roofline", "llama-3.1-8b"]
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=plain)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_result_is_delivered_as_far_as_it_can_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table although the first file fails, the second file too; then the failure is raised."""
+    with pytest.raises(RunFailed, match="cannot write"):
+        deliver(lambda: print("table"), (tmp_path, lambda: "a"), (None, lambda: "b"), (tmp_path / "c", lambda: "c"))
+    assert capsys.readouterr().out == "table\n"
+    assert (tmp_path / "c").read_text() == "c"
 
 
 @pytest.mark.parametrize(

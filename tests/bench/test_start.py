@@ -11,14 +11,16 @@ from contextlib import contextmanager
 import pytest
 
 import start
+from biphase.engine.build import COMPILING
 from biphase.errors import RunFailed
 
-LOG = "loading smollm2-135m\nsomething else\ncompiling kernels (kept for the next start)\nloading again\n"
+LOG = "loading smollm2-135m\nsomething else\n{}\nloading again\n"
 
 
-def test_lines_of_the_log_end_phases_and_the_first_of_a_kind_counts() -> None:
+@pytest.mark.parametrize("line", [COMPILING, "warming up"])
+def test_lines_of_the_log_end_phases_and_the_first_of_a_kind_counts(line: str) -> None:
     times: start.Times = {}
-    start.stamp_lines(io.StringIO(LOG), 0.0, times)
+    start.stamp_lines(io.StringIO(LOG.format(line)), 0.0, times)
     assert list(times) == ["imports", "model"]
     assert times["imports"] <= times["model"]
 

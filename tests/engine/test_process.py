@@ -190,10 +190,10 @@ def test_a_model_that_is_not_there_is_one_fatal_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"max_model_len": 1000}, "max_model_len 1000 exceeds the 256 positions of the model"),
-        ({"max_num_batched_tokens": 10}, "max_num_seqs 64 exceeds max_num_batched_tokens 10"),
+        ({"max_model_len": 1000}, "--max-model-len 1000: expected at most 256, the positions of the model"),
+        ({"max_num_batched_tokens": 10}, "--max-num-seqs 64 exceeds --max-num-batched-tokens 10"),
         ({"kv_cache_gb": 1e-9}, "holds no block"),
-        ({"threads": 10_000}, "10000 threads were asked for"),
+        ({"threads": 10_000}, "--threads 10000: expected 1 to "),
     ],
 )
 def test_options_that_cannot_be(options: dict, line: str, tmp_path: Path) -> None:

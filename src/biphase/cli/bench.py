@@ -9,8 +9,8 @@ import typer
 from biphase import __version__
 from biphase.cli import bench_options as options
 from biphase.cli import profile_options as common
-from biphase.cli.outputs import check_outputs, write_output
-from biphase.cli.targets import found_server, one_interrupt, start_engine
+from biphase.cli.outputs import check_outputs, deliver
+from biphase.cli.targets import found_server, one_interrupt, server_address, start_engine
 from biphase.errors import BadInput, RunFailed
 from biphase.models import DEFAULT_MODEL
 
@@ -66,7 +66,8 @@ def bench(
     plan = options.make_plan(traffic, loads, times, counts, finding, too_long == "clip", price_per_hour, laws)
     access = common.make_access(api_key, header or [], timeout, ca)
     engine_options = [*(["--dtype", dtype] if dtype else []), *(["--random-weights"] if random_weights else [])]
-    url = _address(url, engine_options)
+    if url is not None:
+        url, access = server_address(url, access, engine_options)
     if tokenizer is not None and workers:
         raise BadInput("--tokenizer counts in this process alone: leave --workers away")
     check_outputs(json=json, html=html, records=records)
@@ -77,18 +78,6 @@ def bench(
             _report(result, json, html)
         except KeyboardInterrupt:
             raise typer.Exit(exit_status()) from None
-
-
-def _address(url: str | None, engine_options: list[str]) -> str | None:
-    from biphase.client.endpoint import parse_url
-
-    if url is None:
-        return None
-    if url != "local":
-        url = parse_url(common.refuse_model_as_url(url))
-    if engine_options:
-        raise BadInput(f"{engine_options[0]} is for the built-in engine and says nothing to the server at {url}")
-    return url
 
 
 def _run(
@@ -133,14 +122,14 @@ def _report(result: "BenchResult", json: Path | None, html: Path | None) -> None
     from biphase.report.bench_files import bench_json
     from biphase.report.bench_tables import print_bench
 
-    print_bench(result)
-    if json is not None:
-        write_output(json, bench_json(result))
-    if html is not None:
-        from biphase.report.bench_page import bench_page
-
-        write_output(html, bench_page(result))
+    deliver(lambda: print_bench(result), (json, lambda: bench_json(result)), (html, lambda: _page(result)))
     if result.profile.error == INTERRUPTED:
         raise KeyboardInterrupt
     if result.profile.error is not None:
         raise RunFailed(result.profile.error)
+
+
+def _page(result: "BenchResult") -> str:
+    from biphase.report.bench_page import bench_page  # only where it is asked for: it loads the plots
+
+    return bench_page(result)

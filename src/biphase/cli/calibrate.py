@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from biphase.cli.outputs import check_outputs, write_output
+from biphase.cli.outputs import check_outputs, deliver
 
 if TYPE_CHECKING:
     from biphase.roofline.fitting import Calibration
@@ -41,9 +41,7 @@ def calibrate(
     with display() as shown:
         found = measure(device, shown.step)
     write_device_file(device_toml(found, datetime.date.today()), path)
-    if json_file is not None:
-        _write_json(found, json_file)
-    print_calibration(found, path, before)
+    deliver(lambda: print_calibration(found, path, before), (json_file, lambda: _json(found)))
 
 
 def _previous(path: Path) -> float | None:
@@ -57,11 +55,11 @@ def _previous(path: Path) -> float | None:
         return None
 
 
-def _write_json(found: "Calibration", path: Path) -> None:
+def _json(found: "Calibration") -> bytes:
     from dataclasses import asdict
 
     import msgspec
 
     renamed = {"memory_bytes": "memory_bytes", "bandwidth": "bandwidth_bytes_per_s", "seconds": "took_s"}
     content = {renamed.get(key, key): value for key, value in asdict(found).items()}
-    write_output(path, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"

@@ -1,11 +1,15 @@
 """``biphase compare``: two profiles side by side, and a status for CI."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from biphase.errors import BadInput, RunFailed
+
+if TYPE_CHECKING:
+    from biphase.analysis.comparing import Difference
 
 
 def compare(
@@ -25,22 +29,24 @@ def compare(
 ) -> None:
     """Set two profiles side by side: better, worse, or no difference beyond the noise."""
     from biphase.analysis.comparing import differences, read_profile, worse_than
-    from biphase.cli.outputs import check_writable, write_output
+    from biphase.cli.outputs import check_writable, deliver
     from biphase.report.comparing_table import print_comparison
 
     limit = _fraction(fail_if_worse) if fail_if_worse is not None else None
     check_writable(json)
     profiles = read_profile(first), read_profile(second)
     found = differences(*profiles)
-    print_comparison(*profiles, found)
-    if json is not None:
-        import msgspec
-
-        write_output(json, msgspec.json.format(msgspec.json.encode({"differences": found}), indent=2) + b"\n")
+    deliver(lambda: print_comparison(*profiles, found), (json, lambda: _json(found)))
     slower = worse_than(found, limit) if limit is not None else []
     if slower:
         named = ", ".join(f"{d.name} of {d.prompt_tokens} tokens x {d.ratio:.2f}" for d in slower)
         raise RunFailed(f"slower by more than {fail_if_worse}: {named}")
+
+
+def _json(found: "Sequence[Difference]") -> bytes:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode({"differences": found}), indent=2) + b"\n"
 
 
 def _fraction(text: str) -> float:

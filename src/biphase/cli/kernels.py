@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from biphase.cli.outputs import check_writable, write_output
+from biphase.cli.outputs import check_writable, deliver
+from biphase.cli.targets import one_interrupt
 from biphase.errors import BadInput, RunFailed
 from biphase.models import DEFAULT_MODEL
 
@@ -67,15 +68,18 @@ def kernels(
         threads=threads,
         random_weights=random_weights,
     )
-    try:
-        with display() as shown:
-            found = time_kernels(options, wanted, repeats, shown)
-    except DAMAGED as error:
-        forget_compiled_code()
-        raise RunFailed("the compiled kernels that were kept were damaged and are removed: run it again") from error
-    if json_file is not None:
-        _write_json(found, json_file)
-    print_kernels(found)
+    with one_interrupt() as exit_status:
+        try:
+            with display() as shown:
+                found = time_kernels(options, wanted, repeats, shown)
+            deliver(lambda: print_kernels(found), (json_file, lambda: _json(found)))
+        except DAMAGED as error:
+            forget_compiled_code()
+            raise RunFailed("the compiled kernels that were kept were damaged and are removed: run it again") from error
+        except KeyboardInterrupt:
+            raise typer.Exit(exit_status()) from None
+        if found.interrupted:
+            raise typer.Exit(exit_status())
 
 
 def _rows(text: str) -> tuple[int, ...]:
@@ -88,10 +92,10 @@ def _rows(text: str) -> tuple[int, ...]:
     return tuple(wanted)
 
 
-def _write_json(found: "KernelReport", path: Path) -> None:
+def _json(found: "KernelReport") -> bytes:
     import msgspec
 
     from biphase import __version__
 
     content = msgspec.json.encode({"biphase": __version__, "kernels": found})
-    write_output(path, msgspec.json.format(content, indent=2) + b"\n")
+    return msgspec.json.format(content, indent=2) + b"\n"

@@ -8,7 +8,9 @@ from typer.exceptions import TyperException
 
 from biphase import __version__
 from biphase.cli import bench, calibrate, compare, kernels, profile, roofline, serve, split, stall
+from biphase.cli.outputs import flush_stdout, show_any_character, stdout_takes_nothing
 from biphase.errors import BadInput, BiphaseError
+from biphase.report.terminal import say
 
 app = typer.Typer(
     name="biphase",
@@ -46,9 +48,14 @@ def main(
 
 
 def run() -> None:
-    """Entry point: what a user did wrong becomes one line on stderr and an exit status, Ctrl-C becomes 130."""
+    """Entry point: what a user did wrong becomes one line on stderr and an exit status, Ctrl-C becomes 130.
+
+    So does a stdout that takes no more; one that nobody reads, as of ``| head``, ends without a word.
+    """
+    show_any_character()
     try:
         status = app(standalone_mode=False)
+        flush_stdout()
     except BiphaseError as error:
         _fail(str(error), error.exit_code)
     except TyperException as error:
@@ -58,10 +65,16 @@ def run() -> None:
         _fail(f"{text} (see: {where} --help)", BadInput.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+    except OSError as error:
+        if not stdout_takes_nothing():
+            raise
+        if isinstance(error, BrokenPipeError):
+            sys.exit(BiphaseError.exit_code)
+        _fail(f"cannot write to standard output: {error.strerror}", BiphaseError.exit_code)
     else:
         sys.exit(status if isinstance(status, int) else 0)
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    print(f"biphase: {message}", file=sys.stderr)
+    say(f"biphase: {message}")
     sys.exit(status)

@@ -1,6 +1,5 @@
 """``biphase profile``: measure prefill and decode of a server, by prompt length and batch."""
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,9 @@ import typer
 from biphase import __version__
 from biphase.cli import profile_options as options
 from biphase.cli.local_tokenizer import load_tokenizer
-from biphase.cli.outputs import check_outputs, write_output
+from biphase.cli.outputs import check_outputs, deliver
 from biphase.cli.own_model import own_hardware
-from biphase.cli.targets import found_server, one_interrupt, start_engine
+from biphase.cli.targets import found_server, one_interrupt, server_address, start_engine
 from biphase.errors import BadInput, RunFailed
 from biphase.models import DEFAULT_MODEL
 
@@ -68,7 +67,10 @@ def profile(
     own = model_config is None and url is None and from_records is None
     hardware = None if own else options.make_hardware(model_config, gpu, tp)
     device = options.check_device(gpu, tp) if own else None
-    url = _address(url, engine_options, from_records, records)
+    if from_records is not None and (url is not None or records is not None):
+        raise BadInput("--from-records measures nothing: leave the URL and --records away")
+    if url is not None:
+        url, access = server_address(url, access, engine_options)
     outputs.check(records)
     with one_interrupt() as exit_status:
         try:
@@ -80,23 +82,6 @@ def profile(
             _report(result, outputs)
         except KeyboardInterrupt:
             raise typer.Exit(exit_status()) from None
-
-
-def _address(
-    url: str | None, engine_options: Sequence[str], from_records: Path | None, records: Path | None
-) -> str | None:
-    """The server's URL in its plain form; combinations that say two things at once are refused."""
-    from biphase.client.endpoint import parse_url
-
-    if from_records is not None and (url is not None or records is not None):
-        raise BadInput("--from-records measures nothing: leave the URL and --records away")
-    if url is None:
-        return None
-    if url != "local":
-        url = parse_url(options.refuse_model_as_url(url))
-    if engine_options:
-        raise BadInput(f"{engine_options[0]} is for the built-in engine and says nothing to the server at {url}")
-    return url
 
 
 def _analyse(path: Path, hardware: "Hardware | None") -> "ProfileResult":
@@ -155,16 +140,19 @@ def _report(result: "ProfileResult", outputs: Outputs) -> None:
     from biphase.report.files import json_bytes, markdown
     from biphase.report.tables import print_profile
 
-    print_profile(result)
-    if outputs.json is not None:
-        write_output(outputs.json, json_bytes(result))
-    if outputs.markdown is not None:
-        write_output(outputs.markdown, markdown(result))
-    if outputs.html is not None:
-        from biphase.report.page import page
-
-        write_output(outputs.html, page(result))
+    deliver(
+        lambda: print_profile(result),
+        (outputs.json, lambda: json_bytes(result)),
+        (outputs.markdown, lambda: markdown(result)),
+        (outputs.html, lambda: _page(result)),
+    )
     if result.error == INTERRUPTED:
         raise KeyboardInterrupt
     if result.error is not None:
         raise RunFailed(result.error)
+
+
+def _page(result: "ProfileResult") -> str:
+    from biphase.report.page import page  # only where it is asked for: it loads the plots
+
+    return page(result)

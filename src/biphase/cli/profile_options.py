@@ -9,6 +9,7 @@ import typer
 
 from biphase.errors import BadInput
 from biphase.models import DEFAULT_MODEL
+from biphase.redaction import redacted_command
 
 if TYPE_CHECKING:
     from biphase.analysis.profile_result import Hardware
@@ -183,11 +184,5 @@ def refuse_model_as_url(url: str) -> str:
 
 
 def shown_command() -> list[str]:
-    """The command line as it was typed, without keys and the values of headers."""
-    words, hidden = ["biphase"], False
-    for word in sys.argv[1:]:
-        words.append("..." if hidden else word)
-        hidden = word in ("--api-key", "--header")
-        if word.startswith(("--api-key=", "--header=")):
-            words[-1] = word.partition("=")[0] + "=..."
-    return words
+    """The command line as it was typed, without what nobody else may see."""
+    return ["biphase", *redacted_command(sys.argv[1:])]

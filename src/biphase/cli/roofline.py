@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from biphase.cli.outputs import check_writable, write_output
+from biphase.cli.outputs import check_writable, deliver
 
 if TYPE_CHECKING:
     from biphase.roofline.hardware import Device
@@ -70,9 +70,7 @@ def roofline(
     shape = Shape(prompt, batch, context or prompt)
     _refuse_large(shape.prompt_tokens, shape.context_tokens, batch)
     sheets = [make_sheet(a, d, execution, shape, kv_blocks) for a in architectures for d in devices]
-    print_sheets(sheets)
-    if json_file is not None:
-        _write_json(sheets, json_file)
+    deliver(lambda: print_sheets(sheets), (json_file, lambda: _json(sheets)))
 
 
 def _devices(gpu: str, *numbers: float | None) -> "list[Device]":
@@ -116,10 +114,10 @@ def _refuse_large(prompt: int, context: int, batch: int) -> None:
         raise BadInput(f"--batch must be at most {2**17:,} sequences, found {batch:,}")
 
 
-def _write_json(sheets: "list[Sheet]", path: Path) -> None:
+def _json(sheets: "list[Sheet]") -> bytes:
     import msgspec
 
     from biphase import __version__
 
     content = msgspec.json.encode({"biphase": __version__, "sheets": sheets})
-    write_output(path, msgspec.json.format(content, indent=2) + b"\n")
+    return msgspec.json.format(content, indent=2) + b"\n"

@@ -10,8 +10,8 @@ import typer
 
 from biphase import __version__
 from biphase.cli import profile_options as options
-from biphase.cli.outputs import check_outputs, write_output
-from biphase.cli.targets import found_server, one_interrupt
+from biphase.cli.outputs import check_outputs, deliver
+from biphase.cli.targets import found_server, one_interrupt, server_address
 from biphase.errors import BadInput, RunFailed
 
 if TYPE_CHECKING:
@@ -79,16 +79,17 @@ def split(
     """Split live traffic into prefill and decode: in tokens, request-seconds and engine-seconds."""
     plan = make_plan(duration, every, watch)
     access = options.make_access(api_key, header or [], timeout, ca)
-    source = _source(targets or [], from_files or [], watch, save)
+    files = _files(targets or [], from_files or [], watch, save)
+    url, access = ("", access) if files else server_address(_one(targets or []), access)
     check_outputs(save=save, json=json, html=html)
     with one_interrupt() as exit_status:
         try:
             origin = _origin(laws)
-            if isinstance(source, str):
-                with ExitStack() as stack:
-                    result = _measured(stack, source, access, plan, origin, _live() if watch else _progress(plan), save)
+            if files:
+                result = _from_files(files, origin)
             else:
-                result = _from_files(source, origin)
+                with ExitStack() as stack:
+                    result = _measured(stack, url, access, plan, origin, _live() if watch else _progress(plan), save)
             _report(result, json, html)
         except KeyboardInterrupt:
             raise typer.Exit(exit_status()) from None
@@ -114,21 +115,23 @@ def parse_time(option: str, text: str) -> float:
     return seconds
 
 
-def _source(targets: list[str], files: list[Path], watch: bool, save: Path | None) -> str | list[Path]:
-    """The one URL in its plain form, or the files."""
-    from biphase.client.endpoint import parse_url
+def _files(targets: list[str], files: list[Path], watch: bool, save: Path | None) -> list[Path]:
+    """The files of ``--from``, none without it; ``BadInput`` for what has no place beside it."""
+    if not files:
+        return []
+    if watch or save is not None:
+        raise BadInput(f"--from watches nothing: leave {'--watch' if watch else '--save'} away")
+    if (server := next(filter(_names_server, targets), None)) is not None:
+        raise BadInput(f"--from watches nothing: leave {server} away, or leave --from away and watch it")
+    return [*files, *map(Path, targets)]
 
-    if files:
-        if watch or save is not None:
-            raise BadInput(f"--from watches nothing: leave {'--watch' if watch else '--save'} away")
-        if (server := next(filter(_names_server, targets), None)) is not None:
-            raise BadInput(f"--from watches nothing: leave {server} away, or leave --from away and watch it")
-        return [*files, *map(Path, targets)]
+
+def _one(targets: list[str]) -> str:
     if not targets:
         raise BadInput("what to watch? give a server's URL (as in http://127.0.0.1:8000), or --from FILE...")
     if len(targets) > 1:
         raise BadInput(f"one server at a time: {targets[1]!r} is one word too many (saved scrapes: --from FILE...)")
-    return targets[0] if targets[0] == "local" else parse_url(options.refuse_model_as_url(targets[0]))
+    return targets[0]
 
 
 def _names_server(target: str) -> bool:
@@ -188,10 +191,20 @@ def _live() -> "Iterator[Show]":
 
     console = Console()
     if not console.is_terminal:
-        yield lambda seen: print(live_line(seen), flush=True)
+        yield lambda seen: _print_or_end(live_line(seen))
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
         yield lambda seen: live.update(live_view(seen), refresh=True)
+
+
+def _print_or_end(line: str) -> None:
+    """A line of the view; a stdout that takes no more ends the watch as Ctrl-C does: its files are still written."""
+    from biphase.client import clock
+
+    try:
+        print(line, flush=True)
+    except OSError:
+        clock.interrupt()
 
 
 @contextmanager
@@ -214,11 +227,7 @@ def _report(result: "SplitResult", json: Path | None, html: Path | None) -> None
     from biphase.report.split_page import split_json, split_page
     from biphase.report.split_tables import print_split
 
-    print_split(result)
-    if json is not None:
-        write_output(json, split_json(result))
-    if html is not None:
-        write_output(html, split_page(result))
+    deliver(lambda: print_split(result), (json, lambda: split_json(result)), (html, lambda: split_page(result)))
     if result.error == INTERRUPTED:
         raise KeyboardInterrupt
     if result.error is not None:

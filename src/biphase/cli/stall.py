@@ -1,6 +1,6 @@
 """``biphase stall``: what a long prompt does to the streams that decode beside it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +10,9 @@ import typer
 
 from biphase import __version__
 from biphase.cli import profile_options as options
-from biphase.cli.outputs import check_outputs, write_output
-from biphase.cli.stall_options import make_stall_plan, server_url
-from biphase.cli.targets import found_server, one_interrupt, start_engine
+from biphase.cli.outputs import check_outputs, deliver
+from biphase.cli.stall_options import make_stall_plan
+from biphase.cli.targets import found_server, one_interrupt, server_address, start_engine
 from biphase.errors import BadInput, BiphaseError, RunFailed
 from biphase.models import DEFAULT_MODEL
 
@@ -35,6 +35,7 @@ class Subject:
     name: str
     url: str | None
     model: str | None
+    access: "Access"
     engine_options: tuple[str, ...] = ()
 
 
@@ -87,38 +88,39 @@ def stall(
         raise BadInput("--compare needs a URL to compare with; without one the built-in engine is compared with itself")
     if compare_model is not None and compare is None:
         raise BadInput("--compare-model names the model of a second server: --compare URL2 is missing")
-    url, compare = server_url(url, engine_options), server_url(compare, engine_options)
+    named = [server_address(one, access, engine_options) for one in (url, compare) if one is not None]
     check_outputs(json=json, html=html, records=records)
     found: list[ServerStall] = []
     if url is None:
-        subjects = _built_in(model or DEFAULT_MODEL, engine_options, plan, found)
+        subjects = _built_in(model or DEFAULT_MODEL, access, engine_options, plan, found)
     else:
-        subjects = iter(_named(url, model, compare, compare_model or model))
+        subjects = iter(_named(named, (model, compare_model or model)))
     with one_interrupt() as exit_status:
         try:
             with ExitStack() as stack:
-                result = _run(stack, subjects, found, plan, access, records)
+                result = _run(stack, subjects, found, plan, records)
             _report(result, json, html)
         except KeyboardInterrupt:
             raise typer.Exit(exit_status()) from None
 
 
-def _named(url: str, model: str | None, compare: str | None, compare_model: str | None) -> list[Subject]:
-    if compare is None:
-        return [Subject("server", url, model)]
-    return [Subject("A", url, model), Subject("B", compare, compare_model)]
+def _named(addresses: "Sequence[tuple[str, Access]]", models: Sequence[str | None]) -> list[Subject]:
+    names = ("server",) if len(addresses) == 1 else ("A", "B")
+    return [Subject(n, url, model, access) for n, (url, access), model in zip(names, addresses, models, strict=False)]
 
 
-def _built_in(model: str, engine_options: Sequence[str], plan: "StallPlan", found: "list[ServerStall]") -> Subjects:
+def _built_in(
+    model: str, access: "Access", engine_options: Sequence[str], plan: "StallPlan", found: "list[ServerStall]"
+) -> Subjects:
     """Whole prompts, chunks by the token budget, chunks by an ITL budget; ``found`` are the results until then."""
     large = ("--max-num-batched-tokens", str(max(8192, plan.prompt + plan.victims)))
     chunks = ("--max-num-batched-tokens", str(CHUNK))
-    yield Subject("whole prompts", None, model, (*engine_options, "--no-chunked-prefill", *large))
-    yield Subject(f"budget of {CHUNK} tokens", None, model, (*engine_options, *chunks))
+    yield Subject("whole prompts", None, model, access, (*engine_options, "--no-chunked-prefill", *large))
+    yield Subject(f"budget of {CHUNK} tokens", None, model, access, (*engine_options, *chunks))
     quiet = next((s.quiet_gap_ms.median for s in found if s.quiet_gap_ms), None)
     budget = plan.itl_slo_ms or (round(BUDGET_STEPS * quiet, -1) if quiet and quiet >= 5 else 20.0)
     timed = ("--itl-budget-ms", f"{budget:g}")
-    yield Subject(f"ITL budget {budget:g} ms", None, model, (*engine_options, *timed, *large))
+    yield Subject(f"ITL budget {budget:g} ms", None, model, access, (*engine_options, *timed, *large))
 
 
 def _run(
@@ -126,7 +128,6 @@ def _run(
     subjects: Subjects,
     found: "list[ServerStall]",
     plan: "StallPlan",
-    access: "Access",
     records: Path | None,
 ) -> "StallResult":
     """Measure one subject after the other into ``found``; a failure after the first one keeps what there is."""
@@ -142,7 +143,7 @@ def _run(
     error = None
     try:
         for subject in subjects:
-            found.append(_measure(subject, plan, access, run, shown))
+            found.append(_measure(subject, plan, run, shown))
             if (error := found[-1].error) is not None:
                 break
     except (BiphaseError, KeyboardInterrupt) as failure:
@@ -152,7 +153,7 @@ def _run(
     return result(plan, found, run, error)
 
 
-def _measure(subject: Subject, plan: "StallPlan", access: "Access", run: "Run", shown: "Display") -> "ServerStall":
+def _measure(subject: Subject, plan: "StallPlan", run: "Run", shown: "Display") -> "ServerStall":
     import msgspec
 
     from biphase.client import clock
@@ -164,9 +165,9 @@ def _measure(subject: Subject, plan: "StallPlan", access: "Access", run: "Run", 
             engine = start_engine(stack, str(model), subject.engine_options, shown)
             url, model, death = engine.url, engine.model, engine.death
         elif url == "local":
-            url = found_server(access, shown)
+            url = found_server(subject.access, shown)
         shown.status(f"{subject.name}: asking {url} what it serves")
-        found = clock.run(measure(url, model, access, plan, subject.name, run))
+        found = clock.run(measure(url, model, subject.access, plan, subject.name, run))
         return msgspec.structs.replace(found, error=(death() if found.error else None) or found.error)
 
 
@@ -182,14 +183,11 @@ def _report(result: "StallResult", json: Path | None, html: Path | None) -> None
     from biphase.experiments.facts import INTERRUPTED
     from biphase.report.stall_table import print_stall
 
-    print_stall(result)
-    writers: list[tuple[Path | None, Callable[[], bytes | str]]] = [
+    deliver(
+        lambda: print_stall(result),
         (json, lambda: msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"),
         (html, lambda: _page(result)),
-    ]
-    for path, content in writers:
-        if path is not None:
-            write_output(path, content())
+    )
     if result.error == INTERRUPTED:
         raise KeyboardInterrupt
     if result.error is not None:

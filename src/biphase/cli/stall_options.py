@@ -1,7 +1,6 @@
 """The options of ``biphase stall``, from their text to what a measurement takes."""
 
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from biphase.cli import profile_options as options
@@ -35,16 +34,3 @@ def _milliseconds(itl_slo: str | None) -> float | None:
     if match is None or float(match[1]) <= 0:
         raise BadInput(f"--itl-slo {itl_slo!r}: expected a time with its unit, as in 50ms or 0.05s")
     return float(match[1]) * IN_MS[match[2]]
-
-
-def server_url(url: str | None, engine_options: Sequence[str]) -> str | None:
-    """The URL in its plain form; options of the built-in engine are refused beside one."""
-    from biphase.client.endpoint import parse_url
-
-    if url is None:
-        return None
-    if url != "local":
-        url = parse_url(options.refuse_model_as_url(url))
-    if engine_options:
-        raise BadInput(f"{engine_options[0]} is for the built-in engine and says nothing to the server at {url}")
-    return url

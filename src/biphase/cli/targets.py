@@ -6,10 +6,27 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from biphase.cli.profile_options import refuse_model_as_url
+from biphase.errors import BadInput
+
 if TYPE_CHECKING:
     from biphase.client.endpoint import Access
     from biphase.report.progress import Display
     from biphase.server.launch import ServerProcess
+
+
+def server_address(url: str, access: "Access", engine_options: Sequence[str] = ()) -> "tuple[str, Access]":
+    """A URL in its plain form, or ``local``, and how to talk to what is there: a login in a URL goes with the access.
+
+    ``BadInput`` for what is no URL, and for options of the built-in engine beside one.
+    """
+    from biphase.client.endpoint import parse_url
+
+    if url != "local":
+        url, access = access.at(parse_url(refuse_model_as_url(url)))
+    if engine_options:
+        raise BadInput(f"{engine_options[0]} is for the built-in engine and says nothing to the server at {url}")
+    return url, access
 
 
 def found_server(access: "Access", shown: "Display") -> str:

@@ -1,15 +1,16 @@
 """Where an OpenAI-compatible API is: its base addresses, one HTTP session, its list of models."""
 
 import asyncio
+import base64
 import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import aiohttp
 import msgspec
@@ -17,6 +18,7 @@ import msgspec
 from biphase.client.clock import arrival_clock
 from biphase.client.failures import explain_status, explain_transport
 from biphase.errors import BadInput, RunFailed
+from biphase.redaction import HIDDEN, redacted
 
 CONNECT_LIMIT_S = 10.0
 METADATA_LIMIT_S = 20.0
@@ -46,6 +48,23 @@ class Access:
             raise BadInput(f"--ca {self.ca}: {error.strerror}") from error
         return context
 
+    def at(self, url: str) -> "tuple[str, Access]":
+        """The address without the user and password in it, which go out as a header as the key does, so that nothing
+        that shows the address shows them; ``BadInput`` where there is a key too."""
+        parts = urlsplit(url)
+        login, at, host = parts.netloc.rpartition("@")
+        if not at:
+            return url, self
+        if any(name.lower() == "authorization" for name in self.headers):
+            raise BadInput(
+                f"{redacted(url)} holds a user and a password, and there is an API key (--api-key, BIPHASE_API_KEY, "
+                "OPENAI_API_KEY) or an Authorization header beside it: a server takes one of them"
+            )
+        user, _, password = login.partition(":")
+        basic = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+        headers = {**self.headers, "Authorization": f"Basic {basic}"}
+        return urlunsplit(parts._replace(netloc=host)), replace(self, headers=headers)
+
 
 @dataclass(frozen=True)
 class Api:
@@ -72,7 +91,8 @@ def parse_url(text: str) -> str:
         well_formed = False
     bare_word = "://" not in text and not re.match(r"(localhost|[\w.-]+:\d+|\d+(\.\d+){3})(/|$)", text.strip())
     if not well_formed or bare_word or re.search(r"\s", url):
-        raise BadInput(f"not the URL of a server: {text!r}; expected something like http://127.0.0.1:8000")
+        shown = re.sub(r"[^'\"\s]*@", f"{HIDDEN}@", text)  # what is no URL may hold its password anywhere
+        raise BadInput(f"not the URL of a server: {shown!r}; expected something like http://127.0.0.1:8000")
     return re.sub(r"/+((chat/)?completions|models)?/*$", "", url)
 
 

@@ -7,11 +7,12 @@ import aiohttp
 import msgspec
 
 from biphase.client.chunks import error_text
+from biphase.redaction import redacted
 
 
 def explain_transport(error: BaseException, url: str) -> str:
     """One line for an exception of the HTTP client: what happened, at which address, what to check."""
-    where = url.split("?")[0]
+    where = redacted(url.split("?")[0])
     match error:
         case aiohttp.ClientConnectorDNSError():
             return f"{where}: no such host; check the name in the URL"
@@ -59,4 +60,4 @@ def explain_status(status: int, body: bytes, url: str) -> str:
         404: "; check the path of the URL and --model",
         429: "; the server limits the rate: wait, or ask for less: fewer requests at a time, shorter prompts",
     }.get(status, "")
-    return f"{url}: HTTP {status}: {server_message(body)}{advice}"
+    return f"{redacted(url)}: HTTP {status}: {server_message(body)}{advice}"

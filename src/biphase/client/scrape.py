@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import aiohttp
-from prometheus_client.samples import Sample
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from biphase.client.endpoint import Api, Reply, ask
 from biphase.errors import RunFailed
+from biphase.redaction import redacted
 
 PATHS = ("/metrics", "/prometheus/metrics")  # the second is TensorRT-LLM's
 
@@ -146,7 +147,7 @@ async def fetch(session: aiohttp.ClientSession, url: str) -> tuple[Scrape, str]:
     text = reply.body.decode("utf-8", "replace")
     found = parse_metrics(text)
     process = reply.headers.get(_PROCESS_HEADER, found.process)
-    return replace(found, at=began + reply.seconds / 2, process=process, url=url), text
+    return replace(found, at=began + reply.seconds / 2, process=process, url=redacted(url)), text
 
 
 class NoPageError(ValueError):

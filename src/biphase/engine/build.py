@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
 
 DAMAGED = (EOFError, pickle.UnpicklingError)
 """What numba raises when compiled code that it kept cannot be read."""
+COMPILING = "compiling kernels (one to two minutes; kept for the next start)"
 BLOCK_SIZE = 16
 """Tokens per KV block, as in vLLM: small enough to waste half a block a sequence, long enough to read in one run."""
+_OPTIONS = re.compile(r"\b(max_num_seqs|max_num_batched_tokens|itl_budget_ms|max_queued_requests|max_queued_tokens)\b")
+"""Limits as the scheduler calls them, each of which a user gives as an option."""
 DEFAULT_KV_BYTES = 4e9
 """The pool when nothing is asked, and never more than a quarter of the free memory; it is touched only as it fills."""
 
@@ -39,7 +43,7 @@ def build(options: EngineOptions, progress: Callable[[str], None] = lambda _: No
     trace = Trace(Path(options.trace)) if options.trace else None
     model, config, dtypes = _model(options)
     engine = Engine(model, config, trace)
-    progress("compiling kernels (kept for the next start)")
+    progress(COMPILING if hasattr(model, "crossover") and not kernels_are_compiled() else "warming up")
     warm_up(engine)
     ready = Ready(
         max_model_len=config.max_request_tokens,
@@ -162,7 +166,7 @@ def threads_of(options: EngineOptions) -> int:
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = options.threads or available
     if count > available:
-        raise BadInput(f"{count} threads were asked for and this process may use {available} processors")
+        raise BadInput(f"--threads {count}: expected 1 to {available}, the processors that this process may use")
     return count
 
 
@@ -177,13 +181,16 @@ def set_threads(count: int) -> None:
 def _limits(options: EngineOptions, model: ModelConfig, element_bytes: int) -> SchedulerConfig:
     max_len = options.max_model_len or model.max_position
     if max_len > model.max_position:
-        raise BadInput(f"max_model_len {max_len} exceeds the {model.max_position} positions of the model")
+        raise BadInput(f"--max-model-len {max_len}: expected at most {model.max_position}, the positions of the model")
     block_bytes = model.kv_bytes_per_token(element_bytes) * BLOCK_SIZE
     num_blocks = int(_kv_bytes(options) // block_bytes)
     # More than every sequence at full length can never be used.
     num_blocks = min(num_blocks, -(-max_len // BLOCK_SIZE) * options.max_num_seqs)
     if num_blocks < 1:
-        raise BadInput(f"a KV cache of {options.kv_cache_gb} GB holds no block; one is {block_bytes / 1e9:.3g} GB")
+        raise BadInput(
+            f"a KV cache of {_kv_bytes(options) / 1e9:.3g} GB holds no block of {BLOCK_SIZE} tokens, which takes "
+            f"{block_bytes / 1e9:.3g} GB; give more: --kv-cache-gb"
+        )
     try:
         return SchedulerConfig(
             num_blocks,
@@ -198,7 +205,7 @@ def _limits(options: EngineOptions, model: ModelConfig, element_bytes: int) -> S
             options.max_queued_tokens,
         )
     except ValueError as error:
-        raise BadInput(str(error)) from error
+        raise BadInput(_OPTIONS.sub(lambda name: f"--{name[0].replace('_', '-')}", str(error))) from error
 
 
 def _kv_bytes(options: EngineOptions) -> float:

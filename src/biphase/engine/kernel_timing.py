@@ -15,7 +15,7 @@ from numba import get_num_threads
 
 from biphase.engine import crossover
 from biphase.engine.bare_loops import BareLoops
-from biphase.engine.build import set_threads, threads_of
+from biphase.engine.build import COMPILING, kernels_are_compiled, set_threads, threads_of
 from biphase.engine.compiled import CompiledModel, PagedCache
 from biphase.engine.crossover import timed
 from biphase.engine.kernel_cases import Case, all_cases, num_blocks
@@ -23,6 +23,7 @@ from biphase.engine.kernels.features import features
 from biphase.engine.kernels.select import selection
 from biphase.engine.options import EngineOptions
 from biphase.engine.packed_loading import load_packed
+from biphase.engine.sources import resolve
 from biphase.errors import BadInput, RunFailed
 from biphase.roofline.calibration import busy_seconds, foreign_cores, hardware_name
 from biphase.roofline.kernel_rates import KernelReport, kernel_rate
@@ -63,15 +64,16 @@ def fill(cache: PagedCache) -> None:
 
 
 def time_kernels(options: EngineOptions, rows: Sequence[int], repeats: int, shown: Display) -> KernelReport:
-    """Times of all cases at these row counts, with progress."""
+    """Times of all cases at these row counts, with progress. Ctrl-C in a round that counts gives what there is."""
     started = time.perf_counter()
-    shown.status(f"loading {options.model}; the first run compiles for one to two minutes")
+    resolve(options.model)  # what is not there is said before anything else is
+    shown.status(f"loading {options.model}{'' if kernels_are_compiled() else f'; {COMPILING}'}")
     try:
         model = load_model(options, rows)
         cases = all_cases(model, rows)
         loops = BareLoops(model.packed.weights)
         timing, busy, own = time.perf_counter(), busy_seconds(), time.process_time()
-        samples = visit(cases, loops, repeats, shown)
+        samples, whole = visit(cases, loops, repeats, shown)
     except MemoryError as error:
         raise RunFailed(f"no memory for {max(rows)} rows of this model; give fewer: --rows") from error
     roofs = loops.roofs()
@@ -89,21 +91,27 @@ def time_kernels(options: EngineOptions, rows: Sequence[int], repeats: int, show
         crossover_rows=model.crossover,
         selection=tuple(asdict(line) for line in selection(features())),
         roofs=roofs,
-        rates=tuple(kernel_rate(c.subject, c.work, s, roofs) for c, s in zip(cases, samples, strict=True)),
+        rates=tuple(kernel_rate(c.subject, c.work, s, roofs) for c, s in zip(cases, samples, strict=True) if s),
+        interrupted=not whole,
     )
 
 
-def visit(cases: Sequence[Case], loops: BareLoops, repeats: int, shown: Display) -> list[list[float]]:
-    """Milliseconds of each case, one a round."""
+def visit(cases: Sequence[Case], loops: BareLoops, repeats: int, shown: Display) -> tuple[list[list[float]], bool]:
+    """Milliseconds of each case, one a round, and whether all rounds were made: Ctrl-C ends them."""
     samples: list[list[float]] = [[] for _ in cases]
-    for number in range(repeats + 1):
-        if number == 1:
-            loops.forget()
-        for done, case in enumerate(cases):
-            subject = case.subject
-            what = f"{subject.operator}, {subject.program}, {subject.rows} rows"
-            shown.step(number * len(cases) + done, (repeats + 1) * len(cases), what)
-            loops.run()
-            seconds = timed(case.run)
-            samples[done] += [1e3 * seconds] if number else []
-    return samples
+    try:
+        for number in range(repeats + 1):
+            if number == 1:
+                loops.forget()
+            for done, case in enumerate(cases):
+                subject = case.subject
+                what = f"{subject.operator}, {subject.program}, {subject.rows} rows"
+                shown.step(number * len(cases) + done, (repeats + 1) * len(cases), what)
+                loops.run()
+                seconds = timed(case.run)
+                samples[done] += [1e3 * seconds] if number else []
+    except KeyboardInterrupt:
+        if not any(samples):
+            raise  # the round that does not count had not ended
+        return samples, False
+    return samples, True

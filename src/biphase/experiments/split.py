@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -22,6 +23,7 @@ from biphase.client.metrics_page import find_page
 from biphase.client.scrape import NoPageError, Scrape, fetch
 from biphase.client.scrape_files import KeepScrape, read_scrapes
 from biphase.errors import BadInput, RunFailed
+from biphase.redaction import redacted
 
 INTERRUPTED = "interrupted"
 LAST_SCRAPE_S = 2.0
@@ -60,6 +62,8 @@ class Origin:
 
 Show = Callable[["Watch"], None]
 """Told after each scrape, also after one without an answer."""
+Look = Callable[[], Awaitable[None]]
+"""Asks the server once and tells the watch."""
 
 
 class Watch:
@@ -179,15 +183,16 @@ async def measure(
             raise RunFailed(f"{page.url}: {explain_unknown(page.scrape)}")
         if (engine := recognise(page.scrape)) is not None and (reason := impossible(engine, page.scrape)) is not None:
             raise RunFailed(f"{page.url}: {reason}")
-        watch = Watch(page.url, origin, plan)
+        watch = Watch(redacted(page.url), origin, plan)
+        look = partial(_look, session, page.url, watch, keep)
         error = None
         try:
             keep(page.scrape, page.text)
             watch.add(page.scrape)
             show(watch)
-            await _watch(session, watch, keep, show)
+            await _watch(look, watch, show)
         except asyncio.CancelledError:
-            await _last_look(session, watch, keep)
+            await _last_look(look, watch)
             if len(watch.scrapes) < 2:
                 raise  # there is no window to tell of
             error = INTERRUPTED if plan.seconds is not None else None  # a watch without end has no other one
@@ -196,7 +201,7 @@ async def measure(
         return watch.result(error)
 
 
-async def _watch(session: aiohttp.ClientSession, watch: Watch, keep: KeepScrape, show: Show) -> None:
+async def _watch(look: Look, watch: Watch, show: Show) -> None:
     """Look at even intervals, the last time at the very end of the window."""
     start, plan = time.perf_counter(), watch.plan
     end = float("inf") if plan.seconds is None else start + plan.seconds
@@ -204,17 +209,17 @@ async def _watch(session: aiohttp.ClientSession, watch: Watch, keep: KeepScrape,
     while due < end:
         due = min(max(due + plan.every, time.perf_counter()), end)  # a look that was late is not made up for
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        await _look(session, watch, keep)
+        await look()
         show(watch)
 
 
-async def _look(session: aiohttp.ClientSession, watch: Watch, keep: KeepScrape) -> None:
+async def _look(session: aiohttp.ClientSession, url: str, watch: Watch, keep: KeepScrape) -> None:
     try:
-        found, text = await fetch(session, watch.url)
+        found, text = await fetch(session, url)
     except RunFailed as error:
         watch.miss(str(error))
     except NoPageError as error:
-        watch.miss(explain_status(error.reply.status, error.reply.body, watch.url))
+        watch.miss(explain_status(error.reply.status, error.reply.body, url))
     except ValueError as error:
         watch.miss(f"{watch.url}: not metrics in Prometheus' text format: {error}")
     else:
@@ -225,12 +230,12 @@ async def _look(session: aiohttp.ClientSession, watch: Watch, keep: KeepScrape) 
         keep(found, text)
 
 
-async def _last_look(session: aiohttp.ClientSession, watch: Watch, keep: KeepScrape) -> None:
+async def _last_look(look: Look, watch: Watch) -> None:
     """The window ends where it was interrupted, if the server answers at once."""
     before = watch.failed, watch.reason, watch.silent
     try:
         async with asyncio.timeout(LAST_SCRAPE_S):
-            await _look(session, watch, keep)
+            await look()
     except (TimeoutError, RunFailed):
         watch.failed, watch.reason, watch.silent = before
 

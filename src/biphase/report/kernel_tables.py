@@ -42,11 +42,21 @@ def _title(found: KernelReport) -> Iterator[str]:
 
 
 def _warnings(found: KernelReport) -> Iterator[str]:
+    if found.interrupted:
+        yield (
+            f"interrupted: the kernels below were visited {_visits(found)} times of {found.repeats}; what was not "
+            "reached is left out"
+        )
     if found.foreign_cores is not None and found.foreign_cores > BUSY * found.threads:
         yield (
             f"other processes kept {found.foreign_cores:.1f} cores busy meanwhile, which spoils times more than roofs; "
             "run again on a quiet machine"
         )
+
+
+def _visits(found: KernelReport) -> str:
+    fewest, most = found.visits
+    return f"{most}" if fewest == most else f"{fewest} or {most}"
 
 
 def _roof_table(found: KernelReport) -> Table:
@@ -143,6 +153,6 @@ def _meaning(found: KernelReport) -> Iterator[str]:
         "time. Keys and values that caches still hold are read faster than this roof."
     )
     yield (
-        f"ms: median ± half the interquartile range of {found.repeats} visits, interleaved with each other and with "
+        f"ms: median ± half the interquartile range of {_visits(found)} visits, interleaved with each other and with "
         f"the roofs; {found.seconds:.0f} s in all"
     )

@@ -8,6 +8,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from biphase.report.terminal import say
+
 PLAIN_EVERY_S = 10.0
 
 
@@ -34,21 +36,20 @@ class _Bar:
 class _Lines:
     """A line for each new status, and for steps one in ten seconds."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self) -> None:
         self._last_status = ""
         self._last_step = 0.0
 
     def status(self, text: str) -> None:
         if text != self._last_status:
             self._last_status = text
-            self._console.print(text, markup=False, highlight=False)
+            say(text)
 
     def step(self, done: int, total: int, text: str) -> None:
         now = time.monotonic()
         if now - self._last_step >= PLAIN_EVERY_S:
             self._last_step = now
-            self._console.print(f"{done} of {total}: {text}", markup=False, highlight=False)
+            say(f"{done} of {total}: {text}")
 
 
 @contextmanager
@@ -56,7 +57,7 @@ def display() -> Iterator[Display]:
     """A bar that vanishes when done, if stderr is a terminal; plain lines if not."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _Lines(console)
+        yield _Lines()
         return
     columns = (
         SpinnerColumn(),

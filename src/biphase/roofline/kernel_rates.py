@@ -94,7 +94,8 @@ class Subject:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """A whole run; ``selection`` is the table of ``kernels/select.py`` for this processor, by row and column."""
+    """A whole run, or one that was ``interrupted``: then kernels that were not reached are not in ``rates``, and others
+    have fewer samples. ``selection`` is the table of ``kernels/select.py`` for this processor, by row and column."""
 
     model: str
     dtype: str
@@ -110,6 +111,13 @@ class KernelReport:
     selection: tuple[Mapping[str, str], ...]
     roofs: Roofs
     rates: tuple[KernelRate, ...]
+    interrupted: bool = False
+
+    @property
+    def visits(self) -> tuple[int, int]:
+        """Fewest and most samples of a kernel."""
+        counts = [len(rate.samples_ms) for rate in self.rates] or [0]
+        return min(counts), max(counts)
 
 
 def kernel_rate(subject: Subject, work: Work, samples_ms: Sequence[float], roofs: Roofs) -> KernelRate:
