@@ -17,6 +17,7 @@ from biphase.engine.kernels.flash import (
     attend,
     attention_items,
     attention_scratch_bytes,
+    query_tile,
 )
 from biphase.engine.kernels.tiles import configure_tiles, release_tiles, whole_tiles
 from tests.engine.forms import inside_a_form, run_tests_in
@@ -25,11 +26,12 @@ CONFIG = whole_tiles()
 
 
 @njit(nogil=True)
-def _run(config, k, v, shape, chunk, q, out, scratch):
+def _run(config, k, v, shape, chunk, threads, q, out, scratch):
     if TILES:
         configure_tiles(config)
-    for item in range(attention_items(chunk, shape)):
-        attend(q, shape, chunk, item, k, v, out, scratch)
+    tile = query_tile(chunk, shape, threads)
+    for item in range(attention_items(chunk, shape, tile)):
+        attend(q, shape, chunk, tile, item, k, v, out, scratch)
     if TILES:
         release_tiles()
 
@@ -46,15 +48,15 @@ def sequence(rng, length, shape):
     return q, k, v, table, np.ascontiguousarray(pages[0].swapaxes(2, 3)), pages[1].copy()
 
 
-def run(shape, q, past, table, k_pages, v_pages):
-    """Attention of rows ``past`` and on of a sequence: [rows, H, D]."""
+def run(shape, q, past, table, k_pages, v_pages, threads=1):
+    """Attention of rows ``past`` and on of a sequence, in the items that so many threads get: [rows, H, D]."""
     rows = np.ascontiguousarray(q[past:]).reshape(len(q) - past, -1)
     out = np.full_like(rows, np.nan)
     chunk = Chunk(0, len(rows), past, table.ctypes.data)
     scratch = np.empty(attention_scratch_bytes(shape), np.uint8)
     k, v = k_pages.ctypes.data, v_pages.ctypes.data
     source, target = (Rows(a.ctypes.data, a.strides[0]) for a in (rows, out))
-    _run(CONFIG.ctypes.data, k, v, shape, chunk, source, target, scratch.ctypes.data)
+    _run(CONFIG.ctypes.data, k, v, shape, chunk, threads, source, target, scratch.ctypes.data)
     return out.reshape(len(rows), shape.heads, shape.head_dim)
 
 
@@ -78,12 +80,13 @@ def expected(shape, q, k, v):
     kv_heads=st.integers(1, 3),
     dim=st.sampled_from([16, 48, 64, 80, 128]),
     window=st.sampled_from([0, 0, 1, 5, 40, 64, 100]),
+    threads=st.sampled_from([1, 2, 7, 64]),
     seed=st.integers(0, 99),
 )
-def test_equals_attention_by_its_definition(past, rows, group, kv_heads, dim, window, seed):
+def test_equals_attention_by_its_definition(past, rows, group, kv_heads, dim, window, threads, seed):
     shape = Heads(group * kv_heads, kv_heads, dim, window)
     q, k, v, table, k_pages, v_pages = sequence(np.random.default_rng(seed), past + rows, shape)
-    out = run(shape, q, past, table, k_pages, v_pages)
+    out = run(shape, q, past, table, k_pages, v_pages, threads)
     want = expected(shape, q, k, v)[past:]
     assert np.abs(out - want).max() <= 2e-4 * np.abs(want).max()
 
@@ -94,7 +97,9 @@ def test_a_row_does_not_depend_on_where_the_chunk_was_cut(window):
     q, _, _, table, k_pages, v_pages = sequence(np.random.default_rng(2), 230, shape)
     whole = run(shape, q, 0, table, k_pages, v_pages)
     for past, end in ((0, 17), (17, 90), (90, 91), (91, 230)):
-        np.testing.assert_array_equal(run(shape, q[:end], past, table, k_pages, v_pages), whole[past:end])
+        for threads in (1, 2, 5):
+            chunk = run(shape, q[:end], past, table, k_pages, v_pages, threads)
+            np.testing.assert_array_equal(chunk, whole[past:end])
 
 
 def test_large_scores():
@@ -111,3 +116,18 @@ def test_large_scores():
 @pytest.mark.parametrize("form", ["portable", "VNNI and BF16"])
 def test_other_forms(form, tmp_path):
     run_tests_in(form, __file__, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "threads", "tile"),
+    [
+        (112, Heads(9, 3, 64, 0), 2, 64),  # tiles of 96 and 16 would leave one thread 1.6 times the other's rows
+        (80, Heads(9, 3, 64, 0), 2, 48),  # one tile for each of three heads: one thread would do two of them
+        (80, Heads(9, 3, 64, 0), 3, 80),
+        (2048, Heads(9, 3, 64, 0), 2, 96),
+        (512, Heads(9, 3, 64, 0), 64, 32),
+        (16, Heads(9, 3, 64, 0), 64, 16),
+    ],
+)
+def test_few_items_are_cut_so_that_threads_end_together(rows, heads, threads, tile):
+    assert min(query_tile(Chunk(0, rows, 4000, 0), heads, threads), rows) == tile

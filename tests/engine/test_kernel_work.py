@@ -25,8 +25,7 @@ LAYER_BYTES = 12 * 1088 + 2 * 1600
 HEAD_BYTES = 3 * 1088
 LAYER_MACS = 64 * 32 + 32 * 32 + 96 * 32 + 32 * 48
 HEAD_MACS = 40 * 32
-MANY_UNIT = "int8 tiles" if features().tiles else "int8 dot"
-CHUNK_UNIT = "bf16 tiles" if features().tiles else "bf16 dot"
+TILES = features().tiles
 
 
 def packed(int8: bool = False) -> PackedModel:
@@ -42,13 +41,14 @@ def test_few_rows_read_each_panel_once_and_multiply_floats_as_they_are() -> None
 
 @pytest.mark.parametrize(("words", "few", "many"), [(2, 2, 3), (1, 1, 2)])
 def test_products_of_bytes(words: int, few: int, many: int) -> None:
-    """int8 weights: 16 bytes an inner element, 64 of scales and 64 of steps; one byte with few rows, two with many."""
+    """int8 weights: 16 bytes an inner element, 64 of scales and 64 of steps; for tiles, two bytes with many rows."""
     model = packed(int8=True)
     work = kernel_work.products(model, HEAD, 3, words, Program.FEW)
     assert work.read_bytes == 3 * (32 * 16 + 128)
     assert work.operations == 3 * 2 * HEAD_MACS
     assert work.machine == {"int8 dot": few * work.operations}
-    assert kernel_work.products(model, HEAD, 3, words, Program.MANY).machine == {MANY_UNIT: many * work.operations}
+    machine = {"int8 tiles": many * work.operations} if TILES else work.machine
+    assert kernel_work.products(model, HEAD, 3, words, Program.MANY).machine == machine
 
 
 @pytest.mark.parametrize(("rows", "reads"), [(2, 1), (512, 1), (513, 2), (1024, 2), (1025, 3)])
@@ -56,6 +56,7 @@ def test_many_rows_read_the_panels_again_for_each_block_of_512(rows: int, reads:
     work = kernel_work.products(packed(), range(9), rows, 2, Program.MANY)
     assert work.read_bytes == reads * (2 * LAYER_BYTES + HEAD_BYTES)
     assert work.operations == 2 * rows * (2 * LAYER_MACS + HEAD_MACS)
+    assert work.machine == {"int8 tiles" if TILES else "int8 dot": 3 * work.operations}  # of floats, everywhere
 
 
 def test_attention_of_single_rows() -> None:
@@ -72,7 +73,7 @@ def test_attention_of_a_chunk_counts_the_pairs_that_the_mask_leaves(rows: int, p
     work = kernel_work.chunk(packed().shape, rows, past)
     assert work.operations == 2 * 2 * 16 * 4 * pairs
     assert work.read_bytes == 2 * 16 * 2 * 2 * (past + rows)
-    assert work.machine == {CHUNK_UNIT: 3 * work.operations}
+    assert work.machine == ({"bf16 tiles": 3 * work.operations} if TILES else {"float32": work.operations})
     if not past:
         assert kernel_work.chunk_as_single_rows(packed().shape, rows).operations == work.operations
 

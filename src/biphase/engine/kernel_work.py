@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from biphase.engine.kernels import row_blocks
 from biphase.engine.kernels.features import features
 from biphase.engine.kernels.image import ADDRESS, FIRST, INNER, KIND, PANELS, VALID, PackedModel, Shape
 from biphase.engine.kernels.many_rows_step import ROW_BLOCK
@@ -37,7 +38,8 @@ def products(packed: PackedModel, matrices: range, rows: int, words: int, progra
         own = slice(matrix[FIRST], matrix[FIRST] + matrix[PANELS])
         panels = packed.image.panels[own]
         each = 2 * rows * int(matrix[INNER]) * panels[:, VALID]
-        machine = _few_machine(panels[:, KIND], each, words) if program is Program.FEW else _many_machine(each, words)
+        as_packed = program is Program.FEW or row_blocks.takes(packed.image, number)
+        machine = _few_machine(panels[:, KIND], each, words) if as_packed else _many_machine(each, words)
         total += Work(reads * int(sizes[own].sum()), int(each.sum()), machine)
     return total
 
@@ -70,8 +72,10 @@ def single_rows(shape: Shape, contexts: Sequence[int]) -> Work:
 def chunk(shape: Shape, rows: int, past: int) -> Work:
     """Causal attention of ``rows`` rows of one sequence after ``past`` tokens in every layer; no masked pair counts."""
     operations = _attention_operations(shape, _pairs(rows, past))
-    unit = Unit.BF16_TILES if features().tiles else Unit.BF16_DOT
-    return Work(_cache_bytes(shape, past + rows), operations, {unit.label: WORD_PRODUCTS * operations})
+    machine = {Unit.BF16_TILES.label: WORD_PRODUCTS * operations}
+    if not features().tiles:
+        machine = {Unit.FLOAT32.label: operations}
+    return Work(_cache_bytes(shape, past + rows), operations, machine)
 
 
 def chunk_as_single_rows(shape: Shape, rows: int) -> Work:

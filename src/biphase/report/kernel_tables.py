@@ -139,15 +139,11 @@ def _cells(rate: KernelRate) -> tuple[str, ...]:
 
 
 def _meaning(found: KernelReport) -> Iterator[str]:
-    exact = found.activations == "exact"
     yield (
         "GB/s: panels of weights, and keys and values of each sequence, once. GOP/s: 2 for each multiply-add of the "
         "model. Activations are read from cache and count nothing."
     )
-    yield (
-        f"Of the machine's int8 operations a multiply-add takes {2 if exact else 1} with few rows and "
-        f"{3 if exact else 2} with many, of its bf16 operations 3 in chunk attention: the roof counts those."
-    )
+    yield _short_products(found)
     yield (
         "of roof: the longer of bytes / read rate and operations / rate of their unit, at the best rates, over the "
         "time. Keys and values that caches still hold are read faster than this roof."
@@ -156,3 +152,12 @@ def _meaning(found: KernelReport) -> Iterator[str]:
         f"ms: median ± half the interquartile range of {_visits(found)} visits, interleaved with each other and with "
         f"the roofs; {found.seconds:.0f} s in all"
     )
+
+
+def _short_products(found: KernelReport) -> str:
+    few = 2 if found.activations == "exact" else 1
+    if "tiles" in found.features:
+        many = f"with few rows and {few + 1} with many, of its bf16 operations 3 in chunk attention"
+    else:
+        many = f"(float weights: {few + 1} with many rows, float32 with few)"
+    return f"Of the machine's int8 operations a multiply-add takes {few} {many}: the roof counts those."

@@ -6,17 +6,18 @@ buffers that the next matrix writes over. Attention includes the merge of its pa
 
 from typing import Any
 
+import numpy as np
 from numba import njit, prange
 
 from biphase.engine.kernels.activations import plain_records, record_bytes
 from biphase.engine.kernels.few_rows import multiply_panel
 from biphase.engine.kernels.few_rows_step import attend_rows, merge_head
-from biphase.engine.kernels.flash import Chunk, Heads, Rows, attend, attention_items
+from biphase.engine.kernels.flash import Chunk, Heads, Rows, attend, attention_items, query_tile
 from biphase.engine.kernels.gemm import GLU, STORE, TILES, Output
 from biphase.engine.kernels.image import ADDRESS, FIRST, GATE_UP, INNER, KIND, MATRICES, PANELS
 from biphase.engine.kernels.many_rows_step import ROW_BLOCK, _address, _Member, _multiply, _quantize
 from biphase.engine.kernels.row_tiles import Source
-from biphase.engine.kernels.team import barrier, next_item
+from biphase.engine.kernels.team import Seat, barrier, next_item, next_of_part
 from biphase.engine.kernels.tiles import configure_tiles, release_tiles
 
 
@@ -26,25 +27,24 @@ def few_row_products(
 ) -> None:
     """Matrices ``first`` to ``last - 1`` of the table with the rows ``x``; ``scratch`` as in ``few_rows_step.Work``."""
     for member in prange(threads):
-        _few_row_products(team, threads, words, image, first, last, x, scratch[member].ctypes.data)
+        seat = Seat(team, threads, np.int64(member))
+        _few_row_products(seat, words, image, first, last, x, scratch[member].ctypes.data)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _few_row_products(
-    team: Any, threads: Any, words: Any, image: Any, first: Any, last: Any, x: Any, scratch: Any
-) -> None:
+def _few_row_products(seat: Any, words: Any, image: Any, first: Any, last: Any, x: Any, scratch: Any) -> None:
     rows = len(x)
     for number in range(first, last):
         matrix = image.matrices[number]
         inner = matrix[INNER]
         out = scratch + rows * record_bytes(inner)
         plain_records(x.ctypes.data, rows, inner, x.strides[0], words, scratch)
-        item = next_item(team)
+        item = next_of_part(seat, matrix[PANELS])
         while item < matrix[PANELS]:
             panel = image.panels[matrix[FIRST] + item]
             multiply_panel(panel[KIND], panel[ADDRESS], inner, scratch, rows, words, out)
-            item = next_item(team)
-        barrier(team, threads)
+            item = next_of_part(seat, matrix[PANELS])
+        barrier(seat.team, seat.threads)
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
@@ -65,7 +65,7 @@ def _many_row_products(member: Any, image: Any, first: Any, last: Any, x: Any, o
         for begin in range(0, len(x), ROW_BLOCK):
             rows = min(ROW_BLOCK, len(x) - begin)
             source = Source(_address(x[begin]), x.strides[0], 0, 0.0)
-            tiles = _quantize(member, source, rows, image.matrices[number, INNER], work)
+            tiles = _quantize(member, source, rows, image, number, work)
             mode = GLU if number % MATRICES == GATE_UP else STORE
             target = Output(mode, _address(out[begin]), out.strides[0], rows)
             _multiply(member, tiles, image, number, image.norms[0][:0], target)
@@ -111,11 +111,12 @@ def _chunk_attention(
     heads = Heads(shape.heads, shape.kv_heads, shape.dim, 0)
     chunk = Chunk(0, len(work.qkv), past, _address(table))
     rows = Rows(_address(work.qkv), work.qkv.strides[0])
+    tile = query_tile(chunk, heads, threads)
     for layer in range(shape.layers):
         keys, values = _address(k[layer]), _address(v[layer])
         item = next_item(team)
-        while item < attention_items(chunk, heads):
-            attend(rows, heads, chunk, item, keys, values, rows, scratch)
+        while item < attention_items(chunk, heads, tile):
+            attend(rows, heads, chunk, tile, item, keys, values, rows, scratch)
             item = next_item(team)
         barrier(team, threads)
     if TILES:

@@ -32,7 +32,7 @@ from biphase.engine.kernels.image import (
 )
 from biphase.engine.kernels.rotation import rotate_and_store, rotation_of
 from biphase.engine.kernels.row_attention import BLOCK, attend, attend_scratch_bytes, merge, part_bytes
-from biphase.engine.kernels.team import barrier, next_item
+from biphase.engine.kernels.team import Seat, barrier, next_item, next_of_part
 from biphase.engine.kernels.unpack import read_row
 from biphase.engine.kernels.vectors import (
     get_f32,
@@ -91,23 +91,23 @@ def few_rows_step(
 def _member(
     member: Any, team: Any, threads: Any, words: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, work: Any
 ) -> None:
-    scratch = work.scratch[member].ctypes.data
+    scratch, seat = work.scratch[member].ctypes.data, Seat(team, threads, member)
     embed(team, shape, image, step, work)
     barrier(team, threads)
     for layer in range(shape.layers):
-        _project_qkv(team, layer, words, shape, image, step, work, scratch)
+        _project_qkv(seat, layer, words, shape, image, step, work, scratch)
         barrier(team, threads)
         _rotate_and_store(team, layer, shape, image, k[layer], v[layer], step, work)
         barrier(team, threads)
         attend_rows(team, shape, k[layer], v[layer], step, work, scratch)
         barrier(team, threads)
-        _project_out(team, layer, words, shape, image, step, work, scratch)
+        _project_out(seat, layer, words, shape, image, step, work, scratch)
         barrier(team, threads)
-        _gate_up(team, layer, words, shape, image, step, work, scratch)
+        _gate_up(seat, layer, words, shape, image, step, work, scratch)
         barrier(team, threads)
-        _down(team, layer, words, shape, image, step, work, scratch)
+        _down(seat, layer, words, shape, image, step, work, scratch)
         barrier(team, threads)
-    _project_head(team, words, shape, image, step, work, scratch)
+    _project_head(seat, words, shape, image, step, work, scratch)
     barrier(team, threads)  # which leaves the team's counters at rest for the next program
 
 
@@ -123,13 +123,13 @@ def embed(team: Any, shape: Any, image: Any, step: Any, work: Any) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _project_qkv(team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
+def _project_qkv(seat: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
     rows = len(step.tokens)
     matrix = image.matrices[MATRICES * layer + QKV]
     norm = image.norms[2 * layer].ctypes.data
     out = _records(scratch, rows, matrix)
     normed_records(work.residual.ctypes.data, rows, norm, shape.hidden, np.float32(shape.eps), words, scratch)
-    item = next_item(team)
+    item = next_of_part(seat, matrix[PANELS])
     while item < matrix[PANELS]:
         panel = image.panels[matrix[FIRST] + item]
         multiply_panel(panel[KIND], panel[ADDRESS], matrix[INNER], scratch, rows, words, out)
@@ -139,7 +139,7 @@ def _project_qkv(team: Any, layer: Any, words: Any, shape: Any, image: Any, step
                 _put_with_bias(out + 64 * row, image.biases[layer, panel[COLUMN] :], target)
             else:
                 _put(out + 64 * row, target)
-        item = next_item(team)
+        item = next_of_part(seat, matrix[PANELS])
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -223,7 +223,7 @@ def merge_head(row: Any, head: Any, shape: Any, step: Any, work: Any, out: Any) 
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _project_out(team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
+def _project_out(seat: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
     rows, inner = len(step.tokens), shape.heads * shape.dim
     matrix = image.matrices[MATRICES * layer + O]
     out = _records(scratch, rows, matrix)
@@ -232,24 +232,24 @@ def _project_out(team: Any, layer: Any, words: Any, shape: Any, image: Any, step
         for head in range(shape.heads):
             merge_head(row, head, shape, step, work, merged + 4 * shape.dim * (row * shape.heads + head))
     plain_records(merged, rows, inner, 4 * inner, words, scratch)
-    _multiply_and_add(team, image, matrix, rows, words, work, scratch, out)
+    _multiply_and_add(seat, image, matrix, rows, words, work, scratch, out)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _multiply_and_add(
-    team: Any, image: Any, matrix: Any, rows: Any, words: Any, work: Any, scratch: Any, out: Any
+    seat: Any, image: Any, matrix: Any, rows: Any, words: Any, work: Any, scratch: Any, out: Any
 ) -> None:
-    item = next_item(team)
+    item = next_of_part(seat, matrix[PANELS])
     while item < matrix[PANELS]:
         panel = image.panels[matrix[FIRST] + item]
         multiply_panel(panel[KIND], panel[ADDRESS], matrix[INNER], scratch, rows, words, out)
         for row in range(rows):
             _add(out + 64 * row, work.residual[row, panel[COLUMN] : panel[COLUMN] + panel[VALID]])
-        item = next_item(team)
+        item = next_of_part(seat, matrix[PANELS])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _gate_up(team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
+def _gate_up(seat: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
     """Items are a panel of the gate and its neighbour of up, so that SwiGLU needs no pass of its own."""
     rows = len(step.tokens)
     matrix = image.matrices[MATRICES * layer + GATE_UP]
@@ -257,7 +257,7 @@ def _gate_up(team: Any, layer: Any, words: Any, shape: Any, image: Any, step: An
     gate = _records(scratch, rows, matrix)
     up = gate + 64 * rows
     normed_records(work.residual.ctypes.data, rows, norm, shape.hidden, np.float32(shape.eps), words, scratch)
-    item = next_item(team)
+    item = next_of_part(seat, matrix[PANELS] // 2)
     while item < matrix[PANELS] // 2:
         for half in range(2):
             panel = image.panels[matrix[FIRST] + 2 * item + half]
@@ -266,20 +266,20 @@ def _gate_up(team: Any, layer: Any, words: Any, shape: Any, image: Any, step: An
         for row in range(rows):
             store_f32(gate + 64 * row, silu_mul(load_f32(gate + 64 * row), load_f32(up + 64 * row)))
             _put(gate + 64 * row, work.gated[row, panel[COLUMN] : panel[COLUMN] + panel[VALID]])
-        item = next_item(team)
+        item = next_of_part(seat, matrix[PANELS] // 2)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _down(team: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
+def _down(seat: Any, layer: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
     rows = len(step.tokens)
     matrix = image.matrices[MATRICES * layer + DOWN]
     out = _records(scratch, rows, matrix)
     plain_records(work.gated.ctypes.data, rows, shape.intermediate, work.gated.strides[0], words, scratch)
-    _multiply_and_add(team, image, matrix, rows, words, work, scratch, out)
+    _multiply_and_add(seat, image, matrix, rows, words, work, scratch, out)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _project_head(team: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
+def _project_head(seat: Any, words: Any, shape: Any, image: Any, step: Any, work: Any, scratch: Any) -> None:
     rows = len(step.sampled)
     if rows == 0:
         return
@@ -290,13 +290,13 @@ def _project_head(team: Any, words: Any, shape: Any, image: Any, step: Any, work
         record = scratch + index * record_bytes(shape.hidden)
         normed_records(x, 1, norm, shape.hidden, np.float32(shape.eps), words, record)
     out = _records(scratch, rows, matrix)
-    item = next_item(team)
+    item = next_of_part(seat, matrix[PANELS])
     while item < matrix[PANELS]:
         panel = image.panels[matrix[FIRST] + item]
         multiply_panel(panel[KIND], panel[ADDRESS], matrix[INNER], scratch, rows, words, out)
         for row in range(rows):
             _put(out + 64 * row, work.logits[row, panel[COLUMN] : panel[COLUMN] + panel[VALID]])
-        item = next_item(team)
+        item = next_of_part(seat, matrix[PANELS])
 
 
 def scratch_bytes(shape: Any, rows: int) -> int:

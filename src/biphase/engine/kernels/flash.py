@@ -1,16 +1,16 @@
-"""Causal attention of a chunk of rows over paged keys and values: tiles of bfloat16, softmax online.
+"""Causal attention of a chunk of rows over paged keys and values: tiles, softmax online.
 
 Dao 2023 (FlashAttention-2), with the query heads of one key/value head worked on together, so that they share its keys.
 An item is a tile of queries and one such head; key blocks of 64 are taken in turn, each against every row tile of the
 item (16 queries of one head), so that a block is read from the first-level cache.
 
-Every number is two bfloat16 words, its upper 8 significant bits and the next 8. Keys and values are float16 in the
-cache, so theirs is exact; queries and probabilities keep 16 bits. The product of two lower words is dropped. A row's
-sums are taken in an order that depends on nothing but its position, wherever the chunk was cut.
+With AMX every number is two bfloat16 words, its upper 8 significant bits and the next 8. Keys and values are float16 in
+the cache, so theirs is exact; queries and probabilities keep 16 bits. The product of two lower words is dropped. The
+words come in pairs (i, i + 16) of the inner dimension, which is how two vectors interleave at the price of a shift; the
+order within a sum of products is free as long as both sides agree. Vectors take the numbers in float32, in the same
+places: their bfloat16 products are twice as fast as those, and three would be needed for one.
 
-The words come in pairs (i, i + 16) of the inner dimension, which is how two vectors interleave at the price of a shift;
-the order within a sum of products is free as long as both sides agree. A sequence's keys and values are put into such
-tiles once per chunk and layer.
+A row's sums are taken in an order that depends on nothing but its position, wherever the chunk was cut.
 """
 
 from typing import Any, NamedTuple
@@ -24,11 +24,10 @@ from numba.extending import intrinsic
 from biphase.engine.kernels.features import features
 from biphase.engine.kernels.tiles import TILE_BYTES, clear_tile, load_tile, multiply_bf16, store_tile
 from biphase.engine.kernels.vectors import (
-    I32,
+    F32,
     I64,
     V_F32,
     V_I32,
-    _dot_bf16,
     bits_as_float,
     call,
     constant,
@@ -44,6 +43,7 @@ from biphase.engine.kernels.vectors import (
     max_f32,
     operation,
     pointer,
+    prefetch,
     put_i32,
     shift_right,
     splat,
@@ -57,9 +57,10 @@ PAGE = 16
 KEYS = 64
 """Keys of a block of this kernel: four tiles of scores."""
 TILES = features().tiles
-_VECTOR_ROWS = 4 if features().bf16_dot else 1
+_VECTOR_ROWS = 4 if features().int8_dot else 1
+"""Rows whose sums stay in registers: 4 x 4 of 32, or what half-width registers hold."""
 _PAIR = 2 * TILE_BYTES
-"""A tile of upper words and one of lower."""
+"""A tile of upper words and one of lower, or 32 x 16 numbers in float32."""
 _LOG2_E = 1.4426950408889634
 _NEVER = np.float32(-1e30)
 """A score that a mask sets: finite, so that a block without any visible key gives no NaN."""
@@ -116,7 +117,14 @@ def block_bytes(dim: Any) -> Any:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _store_split(low: Any, high: Any, address: Any) -> None:
-    """One row of a tile of upper words and of the tile of lower words behind it, both cut, not rounded."""
+    """One row of a tile of upper words and of the tile of lower words behind it, both cut, not rounded.
+
+    For vectors: ``low`` in the first tile, ``high`` in the second.
+    """
+    if not TILES:
+        store_f32(address, low)
+        store_f32(address + TILE_BYTES, high)
+        return
     upper = fill_i32(-65536)
     low_bits, high_bits = float_as_bits(low), float_as_bits(high)
     store_i32(address, shift_right(low_bits, 16) | (high_bits & upper))
@@ -144,6 +152,17 @@ def convert_block(k: Any, v: Any, shape: Any, chunk: Any, head: Any, block: Any,
         token = block * KEYS + step * 2 * PAGE
         values = out + _key_tiles(dim) + step * (_padded(dim) // 16) * _PAIR
         _convert_values(v, shape, chunk, head, token, values)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _ask_for_block(k: Any, v: Any, shape: Any, chunk: Any, head: Any, block: Any) -> None:
+    """Prefetch the pages of a key block: they lie anywhere, and no processor guesses where the next one is."""
+    end = min(block * KEYS + KEYS, chunk.past + chunk.rows)
+    for token in range(block * KEYS, end, PAGE):
+        page = _page(chunk, shape, head, token)
+        for line in range(page, page + shape.head_dim * PAGE * 2, 64):
+            prefetch(k + line)
+            prefetch(v + line)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -190,15 +209,30 @@ def _convert_values(v: Any, shape: Any, chunk: Any, head: Any, token: Any, out: 
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def query_tile(shape: Any) -> Any:
-    """Queries of an item: 18 row tiles of all heads of a group; converting a block costs a tenth of using it."""
+def _most_queries(shape: Any) -> Any:
+    """Queries of an item: 18 row tiles of all heads of a group; converting a block costs as much as using it with 2."""
     return max(16, 288 // (shape.heads // shape.kv_heads) // 16 * 16)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def attention_items(chunk: Any, shape: Any) -> Any:
+def query_tile(chunk: Any, shape: Any, threads: Any) -> Any:
+    """Queries of an item of a chunk: the most, or so many fewer that the threads end together where items are few."""
+    most = _most_queries(shape)
+    best = most
+    if (chunk.rows + most - 1) // most * shape.kv_heads < 4 * threads:
+        least = np.int64(1 << 60)
+        for tile in range(most, 0, -16):
+            items = (chunk.rows + tile - 1) // tile * shape.kv_heads
+            cost = (items + threads - 1) // threads * (min(tile, chunk.rows) * shape.heads // shape.kv_heads + 32)
+            if cost < least:
+                best, least = tile, cost
+    return best
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def attention_items(chunk: Any, shape: Any, tile: Any) -> Any:
     """Items of a chunk: ``kv_heads`` for each tile of queries."""
-    return (chunk.rows + query_tile(shape) - 1) // query_tile(shape) * shape.kv_heads
+    return (chunk.rows + tile - 1) // tile * shape.kv_heads
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -215,19 +249,19 @@ _ROW_TILES = _CHANCES + 2 * _PAIR
 @njit(nogil=True, cache=True, error_model="numpy")
 def attention_scratch_bytes(shape: Any) -> Any:
     """Scratch of a thread."""
-    row_tiles = shape.heads // shape.kv_heads * (query_tile(shape) // 16)
+    row_tiles = shape.heads // shape.kv_heads * (_most_queries(shape) // 16)
     return _ROW_TILES + row_tiles * _row_tile_bytes(shape.head_dim) + block_bytes(shape.head_dim)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def attend(q: Any, shape: Any, chunk: Any, item: Any, k: Any, v: Any, out: Any, scratch: Any) -> None:
-    """Item ``item`` of a chunk, those that see most keys first. ``q`` and ``out``: float32 [rows of the step, H D].
+def attend(q: Any, shape: Any, chunk: Any, tile: Any, item: Any, k: Any, v: Any, out: Any, scratch: Any) -> None:
+    """Item ``item`` of a chunk in tiles of ``tile`` queries, those that see most keys first. ``q`` and ``out``: float32 [rows of the step, H D].
 
     ``q`` is rotated and not scaled; ``k`` and ``v`` are the addresses of the layer's cache. Each block of keys and
     values becomes tiles in the thread's own cache for the item's row tiles: kept for other items, all blocks of a long
     past would go to memory and back, six times what the cache holds of them.
     """
-    tile, group = query_tile(shape), shape.heads // shape.kv_heads
+    group = shape.heads // shape.kv_heads
     last = (chunk.rows + tile - 1) // tile - 1
     begin, kv_head = (last - item // shape.kv_heads) * tile, item % shape.kv_heads
     end = min(begin + tile, chunk.rows)
@@ -243,6 +277,7 @@ def attend(q: Any, shape: Any, chunk: Any, item: Any, k: Any, v: Any, out: Any, 
     tiles = state  # behind the last row tile
     for block in range(first, (chunk.past + end - 1) // KEYS + 1):
         convert_block(k, v, shape, chunk, kv_head, block, tiles)
+        _ask_for_block(k, v, shape, chunk, kv_head, block + 1)
         _attend_block(shape, chunk, block, tiles, begin, end, scratch)
     state = scratch + _ROW_TILES
     for row in range(begin, end, 16):
@@ -347,11 +382,12 @@ _row_maxima = operation(float32x16, [types.int64], _emit_row_maxima)
 
 
 def _emit_power2(b: Any, x: Any) -> Any:
-    """2**x for x <= 0 (2**-125 where that is less): minimax of degree 5 on +-0.5, relative error 1.1e-7, 1 at 0.
+    """2**x for x <= 0, and 0 from -127 down: minimax of degree 5 on +-0.5, relative error 1.1e-7 to -126, 1 at 0.
 
+    Hidden keys so count exactly nothing, and a row that has seen only those starts from exactly nothing.
     Adding 1.5 * 2**23 rounds x to an integer n and leaves n in the low bits, from where it is shifted to the exponent.
     """
-    x = _larger(b, x, constant(-125.0))
+    x = _larger(b, x, constant(-127.0))
     shifted = b.fadd(x, constant(12582912.0))
     r = b.fsub(x, b.fsub(shifted, constant(12582912.0)))
     p = constant(0.001326472731307149)
@@ -403,7 +439,7 @@ def _add_values(chances: Any, values: Any, columns: Any, sums: Any) -> None:
 def _multiply(left: Any, steps: Any, right: Any, column: Any, step: Any, out: Any, add: Any) -> None:
     """A row tile with four tiles of columns, ``column`` bytes apart, over ``steps`` inner tiles, ``step`` bytes apart.
 
-    Three products of words each; four float32 tiles at ``out``, which are added to where ``add``.
+    Four float32 tiles at ``out``, which are added to where ``add``.
     """
     if TILES:
         _multiply_tiles(left, steps, right, column, step, out, add)
@@ -457,17 +493,12 @@ def _begin_sums(out: Any, add: Any) -> None:
 
 
 def _emit_products(b: Any, left: Any, right: list[Any], sums: list[list[Any]]) -> None:
-    """One pair of inner elements: both words of each row with both of four columns, but the product of the lower."""
-    weights = [[b.load(pointer(b, b.add(at, I64(w)), V_I32), align=1) for w in (0, TILE_BYTES)] for at in right]
+    """One inner element of each row with those of four columns."""
+    weights = [b.load(pointer(b, at, V_F32), align=1) for at in right]
     for row, totals in enumerate(sums):
-        upper, lower = (
-            splat(b, b.load(pointer(b, b.add(left, I64(64 * row + word)), I32), align=1), V_I32)
-            for word in (0, TILE_BYTES)
-        )
-        for total, (high, low) in zip(totals, weights, strict=True):
-            value = _dot_bf16(b, b.load(total), upper, high)
-            value = _dot_bf16(b, _dot_bf16(b, value, lower, high), upper, low)
-            b.store(value, total)
+        value = splat(b, b.load(pointer(b, b.add(left, I64(64 * row)), F32), align=1), V_F32)
+        for total, weight in zip(totals, weights, strict=True):
+            b.store(call(b, "llvm.fma.v16f32", V_F32, value, weight, b.load(total)), total)
 
 
 def _generate_vectors(context: Any, b: Any, signature: Any, values: Any) -> Any:
@@ -477,11 +508,14 @@ def _generate_vectors(context: Any, b: Any, signature: Any, values: Any) -> Any:
     pairs = [pair for at, total in zip(places, sums, strict=True) for pair in zip(at, total, strict=True)]
     for place, total in pairs:
         b.store(b.load(pointer(b, place, V_F32), align=1), total)
-    with cgutils.for_range(b, steps) as inner, cgutils.for_range(b, I64(16)) as two:
-        at = b.add(b.add(right, b.mul(inner.index, step)), b.mul(two.index, I64(64)))
-        columns = [b.add(at, b.mul(column, I64(c))) for c in range(4)]
-        from_row = b.add(b.mul(inner.index, I64(_PAIR)), b.mul(two.index, I64(4)))
-        _emit_products(b, b.add(left, from_row), columns, sums)
+    with cgutils.for_range(b, steps) as inner, cgutils.for_range(b, I64(2)) as half:
+        tile = b.mul(half.index, I64(TILE_BYTES))
+        from_left = b.add(left, b.add(b.mul(inner.index, I64(_PAIR)), tile))
+        from_right = b.add(right, b.add(b.mul(inner.index, step), tile))
+        with cgutils.for_range(b, I64(16)) as one:
+            at = b.add(from_right, b.mul(one.index, I64(64)))
+            columns = [b.add(at, b.mul(column, I64(c))) for c in range(4)]
+            _emit_products(b, b.add(from_left, b.mul(one.index, I64(4))), columns, sums)
     for place, total in pairs:
         b.store(b.load(total), pointer(b, place, V_F32), align=1)
     return context.get_dummy_value()

@@ -108,10 +108,10 @@ def multiply_panels(x: Any, first: Any, tiles: Any, panels: Any, count: Any, out
             _multiply_panel(x, tile, present, panel, values, scratch + _PRODUCTS)
             if out.mode == GLU:
                 if odd:
-                    _silu_multiply(scratch + _PANEL, rows)
-                    _store_rows(scratch + _PANEL, tile * TILE_ROWS, rows, panel - size, out)
+                    silu_multiply(scratch + _PANEL, values, rows)
+                    _store_panel(scratch + _PANEL, tile * TILE_ROWS, rows, panel - size, out)
             else:
-                _store_rows(values, tile * TILE_ROWS, rows, panel, out)
+                _store_panel(values, tile * TILE_ROWS, rows, panel, out)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -145,18 +145,22 @@ def _scale_tile(products: Any, scales: Any, steps: Any, values: Any, add: Any) -
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _silu_multiply(gate: Any, rows: Any) -> None:
-    """silu(gate) * up in the place of gate; the 32 rows of up lie behind those of gate."""
-    for row in range(rows):
-        g, up = load_f32(gate + 64 * row), load_f32(gate + 2 * TILE_BYTES + 64 * row)
-        store_f32(gate + 64 * row, silu_mul(g, up))
+def silu_multiply(gate: Any, up: Any, rows: Any) -> None:
+    """silu(gate) * up of ``rows`` rows of 16 in the place of gate."""
+    for at in range(0, 64 * rows, 64):
+        store_f32(gate + at, silu_mul(load_f32(gate + at), load_f32(up + at)))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _store_rows(values: Any, row: Any, rows: Any, panel: Any, out: Any) -> None:
-    """``rows`` rows of results to rows ``row`` and on of the output, in the panel's columns."""
-    column, valid = get_i64(panel + _COLUMN), get_i64(panel + _VALID)
-    bias = load_f32(panel + _BIASES)
+def _store_panel(values: Any, row: Any, rows: Any, panel: Any, out: Any) -> None:
+    """As ``store_rows`` for an unpacked panel."""
+    bias, column, valid = load_f32(panel + _BIASES), get_i64(panel + _COLUMN), get_i64(panel + _VALID)
+    store_rows(values, row, rows, bias, column, valid, out)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def store_rows(values: Any, row: Any, rows: Any, bias: Any, column: Any, valid: Any, out: Any) -> None:
+    """``rows`` rows of 16 results to rows ``row`` and on of the output, in ``valid`` columns from ``column`` on."""
     target = out.address + row * out.stride + column * 4
     for i in range(rows):
         value = load_f32(values + 64 * i) + bias

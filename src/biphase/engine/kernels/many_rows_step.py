@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
+from biphase.engine.kernels.activations import record_bytes
 from biphase.engine.kernels.few_rows_step import (
     attend_rows,
     embed,
@@ -25,6 +26,7 @@ from biphase.engine.kernels.flash import (
     attend,
     attention_items,
     attention_scratch_bytes,
+    query_tile,
 )
 from biphase.engine.kernels.gemm import (
     ADD,
@@ -43,6 +45,7 @@ from biphase.engine.kernels.image import (
     DOWN,
     FIRST,
     GATE_UP,
+    INNER,
     KIND,
     MATRICES,
     PANELS,
@@ -54,6 +57,7 @@ from biphase.engine.kernels.image import (
 )
 from biphase.engine.kernels.rotation import rotate_and_store, rotation_of
 from biphase.engine.kernels.row_attention import attend_scratch_bytes, part_bytes
+from biphase.engine.kernels.row_blocks import multiply_packed, record_row, takes
 from biphase.engine.kernels.row_tiles import (
     TILE_ROWS,
     Quantized,
@@ -168,13 +172,18 @@ def _rows_of(begin: Any, work: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _quantize(member: Any, source: Any, rows: Any, inner: Any, work: Any) -> Any:
-    """A phase: a block's rows as integers."""
-    x = Quantized(_address(work.tiles), _address(work.scales), inner, member.words)
+def _quantize(member: Any, source: Any, rows: Any, image: Any, number: Any, work: Any) -> Any:
+    """A phase: a block's rows as integers, in the form in which matrix ``number`` is multiplied."""
+    x = Quantized(_address(work.tiles), _address(work.scales), image.matrices[number, INNER], member.words)
     item = next_item(member.team)
-    while item * TILE_ROWS < rows:
-        quantize_tile(source, rows, item, x, member.scratch)
-        item = next_item(member.team)
+    if takes(image, number):
+        while item < rows:
+            record_row(source, item, x)
+            item = next_item(member.team)
+    else:
+        while item * TILE_ROWS < rows:
+            quantize_tile(source, rows, item, x, member.scratch)
+            item = next_item(member.team)
     barrier(member.team, member.threads)
     return x
 
@@ -190,6 +199,26 @@ def _group_size(panels: Any, threads: Any, inner: Any) -> Any:
 @njit(nogil=True, cache=True, error_model="numpy")
 def _multiply(member: Any, x: Any, image: Any, number: Any, biases: Any, out: Any) -> None:
     """A phase: all rows of a block with matrix ``number``."""
+    if takes(image, number):
+        _multiply_packed(member, x, image, number, biases, out)
+    else:
+        _multiply_unpacked(member, x, image, number, biases, out)
+    barrier(member.team, member.threads)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _multiply_packed(member: Any, x: Any, image: Any, number: Any, biases: Any, out: Any) -> None:
+    matrix = image.matrices[number]
+    group = _group_size(matrix[PANELS], member.threads, x.inner)
+    first = next_item(member.team) * group
+    while first < matrix[PANELS]:
+        last = min(first + group, matrix[PANELS])
+        multiply_packed(x, image, matrix[FIRST] + first, matrix[FIRST] + last, biases, out, member.scratch)
+        first = next_item(member.team) * group
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _multiply_unpacked(member: Any, x: Any, image: Any, number: Any, biases: Any, out: Any) -> None:
     matrix, size = image.matrices[number], unpacked_bytes(x.inner)
     tiles = (out.rows + TILE_ROWS - 1) // TILE_ROWS
     group = _group_size(matrix[PANELS], member.threads, x.inner)
@@ -200,7 +229,6 @@ def _multiply(member: Any, x: Any, image: Any, number: Any, biases: Any, out: An
             _unpack(image.panels[matrix[FIRST] + first + p], x.inner, biases, member.scratch + p * size)
         multiply_panels(x, 0, tiles, member.scratch, count, out, member.scratch + group * size)
         first = next_item(member.team) * group
-    barrier(member.team, member.threads)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -222,7 +250,7 @@ def _project_qkv(member: Any, layer: Any, begin: Any, shape: Any, image: Any, wo
     source = Source(
         _address(work.residual[begin]), work.residual.strides[0], _address(image.norms[2 * layer]), shape.eps
     )
-    x = _quantize(member, source, rows, shape.hidden, work)
+    x = _quantize(member, source, rows, image, MATRICES * layer + QKV, work)
     out = Output(STORE, _address(work.qkv[begin]), work.qkv.strides[0], rows)
     biases = image.biases[layer] if len(image.biases) else image.norms[0][:0]
     _multiply(member, x, image, MATRICES * layer + QKV, biases, out)
@@ -277,10 +305,12 @@ def _attend_chunks(member: Any, heads: Any, k: Any, v: Any, step: Any, work: Any
     item, before = next_item(member.team), 0
     for number in range(len(step.chunks)):
         chunk = _chunk(step, number)
-        while item - before < attention_items(chunk, heads):
-            attend(rows, heads, chunk, item - before, _address(k), _address(v), rows, member.scratch)
+        tile = query_tile(chunk, heads, member.threads)
+        items = attention_items(chunk, heads, tile)
+        while item - before < items:
+            attend(rows, heads, chunk, tile, item - before, _address(k), _address(v), rows, member.scratch)
             item = next_item(member.team)
-        before += attention_items(chunk, heads)
+        before += items
     barrier(member.team, member.threads)
 
 
@@ -288,7 +318,7 @@ def _attend_chunks(member: Any, heads: Any, k: Any, v: Any, step: Any, work: Any
 def _project_out(member: Any, layer: Any, begin: Any, shape: Any, image: Any, work: Any) -> None:
     rows = _rows_of(begin, work)
     source = Source(_address(work.qkv[begin]), work.qkv.strides[0], 0, 0.0)
-    x = _quantize(member, source, rows, shape.heads * shape.dim, work)
+    x = _quantize(member, source, rows, image, MATRICES * layer + O, work)
     _add_product(member, x, image, MATRICES * layer + O, begin, rows, work)
 
 
@@ -302,11 +332,11 @@ def _add_product(member: Any, x: Any, image: Any, number: Any, begin: Any, rows:
 def _feed_forward(member: Any, layer: Any, begin: Any, shape: Any, image: Any, work: Any) -> None:
     rows, norm = _rows_of(begin, work), _address(image.norms[2 * layer + 1])
     source = Source(_address(work.residual[begin]), work.residual.strides[0], norm, shape.eps)
-    x = _quantize(member, source, rows, shape.hidden, work)
+    x = _quantize(member, source, rows, image, MATRICES * layer + GATE_UP, work)
     out = Output(GLU, _address(work.gated), work.gated.strides[0], rows)
     _multiply(member, x, image, MATRICES * layer + GATE_UP, image.norms[0][:0], out)
     gated = Source(_address(work.gated), work.gated.strides[0], 0, 0.0)
-    x = _quantize(member, gated, rows, shape.intermediate, work)
+    x = _quantize(member, gated, rows, image, MATRICES * layer + DOWN, work)
     _add_product(member, x, image, MATRICES * layer + DOWN, begin, rows, work)
 
 
@@ -322,7 +352,7 @@ def _project_head(member: Any, shape: Any, image: Any, step: Any, work: Any) -> 
     for begin in range(0, len(step.sampled), ROW_BLOCK):
         rows = min(ROW_BLOCK, len(step.sampled) - begin)
         source = Source(_address(work.residual[begin]), work.residual.strides[0], norm, shape.eps)
-        x = _quantize(member, source, rows, shape.hidden, work)
+        x = _quantize(member, source, rows, image, MATRICES * shape.layers, work)
         out = Output(STORE, _address(work.logits[begin]), work.logits.strides[0], rows)
         _multiply(member, x, image, MATRICES * shape.layers, image.norms[0][:0], out)
 
@@ -332,13 +362,14 @@ def new_work(shape: Any, threads: int, words: int, rows: int, items: int) -> Man
     block = min(ROW_BLOCK, -(-rows // TILE_ROWS) * TILE_ROWS)
     inner = max(shape.hidden, shape.intermediate, shape.heads * shape.dim)
     tiles, blocks = block // TILE_ROWS, int(inner_blocks(inner))
+    records = 0 if TILES else block * int(record_bytes(inner))
     part = int(part_bytes(shape.heads // shape.kv_heads, shape.dim)) * shape.kv_heads
     return ManyRowsWork(
         residual=_floats(rows, shape.hidden),
         qkv=_floats(rows, (shape.heads + 2 * shape.kv_heads) * shape.dim),
         gated=_floats(block, shape.intermediate),
         logits=np.zeros((0, shape.vocab), dtype=np.float32),
-        tiles=reserve(tiles * int(inner_groups(inner)) * words * TILE_BYTES),
+        tiles=reserve(max(tiles * int(inner_groups(inner)) * words * TILE_BYTES, records)),
         scales=reserve(tiles * blocks * TILE_ROWS * 4),
         parts=reserve(max(items * part, 1)),
         scratch=_rows_of_bytes(threads, _scratch_bytes(shape, threads, inner)),

@@ -41,14 +41,16 @@ def selection(found: Features) -> tuple[Selected, ...]:
     """The table for a processor with these features."""
     dot = "VNNI" if found.int8_dot else "portable"
     int8 = "int8 AMX" if found.tiles else f"int8 {dot}"
-    bf16 = "bf16 AMX" if found.tiles else "bf16 AVX-512" if found.bf16_dot else "bf16 portable"
+    chunk = "bf16 AMX" if found.tiles else "fp32"
     few_product = f"few_rows.multiply_panel (int8 {dot}; float weights fp32)"
     many_product = f"unpack_panel, gemm.multiply_panels ({int8})"
+    if not found.tiles:
+        many_product = f"row_blocks.multiply_packed ({int8}); float weights {many_product}"
     single = "row_attention.attend (fp32)"
     return (
         Selected("linear, head", few_product, many_product, "oneDNN"),
         Selected("attention, one row a sequence", single, single, "decode.decode_attention"),
-        Selected("attention, chunk", f"{single[:-1]}, row by row)", f"flash.attend ({bf16})", "flash kernel"),
+        Selected("attention, chunk", f"{single[:-1]}, row by row)", f"flash.attend ({chunk})", "flash kernel"),
         Selected("norm, rotation, SwiGLU", "in the products' phases (fp32)", "in phases of rows (fp32)", "elementwise"),
     )
 

@@ -9,7 +9,7 @@ All members must run at the same time: a program is started as ``prange(threads)
 """
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit, types
@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 
 from biphase.engine.kernels.vectors import I32, add_atomic, call, get_atomic, operation, pause, put_i64
 
-_ARRIVED, _ROUND, _ITEMS = 0, 128, 256
-"""Byte offsets of the three counters: 128 apart, since the hardware fetches cache lines in pairs."""
+_ARRIVED, _ROUND, _ITEMS, _PARTS = 0, 128, 256, 384
+"""Byte offsets of the counters, from ``_PARTS`` on one a member: 128 apart, since the hardware fetches lines in pairs."""
+MOST_MEMBERS = 64
+_ITEMS_OF_A_PART = 8
+"""Items a member from which on each has a part of its own: looking for work in those of others takes time."""
 
 _SPINS = 4000
 """Looks at the barrier before a waiting thread offers its core to others: 20 to 200 microseconds."""
@@ -34,9 +37,17 @@ yield_core = operation(types.void, [], _yield_core)
 """Let another thread that waits for this core run."""
 
 
+class Seat(NamedTuple):
+    """A member of a team of ``threads`` at address ``team``."""
+
+    team: int
+    threads: int
+    member: int
+
+
 def new_team() -> NDArray[np.int64]:
     """The counters of one team, at rest. They are at rest again after every program, so a team serves many."""
-    return np.zeros(48, dtype=np.int64)
+    return np.zeros((_PARTS + 128 * MOST_MEMBERS) // 8, dtype=np.int64)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -46,6 +57,8 @@ def barrier(team: Any, threads: Any) -> None:
     if add_atomic(team + _ARRIVED, 1) == threads - 1:
         put_i64(team + _ARRIVED, 0)
         put_i64(team + _ITEMS, 0)
+        for member in range(threads):
+            put_i64(team + _PARTS + 128 * member, 0)
         add_atomic(team + _ROUND, 1)
         return
     looks = 0
@@ -61,3 +74,23 @@ def barrier(team: Any, threads: Any) -> None:
 def next_item(team: Any) -> Any:
     """The number of a work item that nobody else has taken in this phase, from 0 up."""
     return add_atomic(team + _ITEMS, 1)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def next_of_part(seat: Any, count: Any) -> Any:
+    """As ``next_item`` for ``count`` items that lie in a row in memory, ``count`` where none is left.
+
+    A member takes those of its own part in order, so that what it asks from memory ahead is for itself, and then what
+    others have left.
+    """
+    if count < _ITEMS_OF_A_PART * seat.threads:
+        return min(next_item(seat.team), count)
+    for turn in range(seat.threads):
+        owner = (seat.member + turn) % seat.threads
+        first, end = owner * count // seat.threads, (owner + 1) * count // seat.threads
+        counter = seat.team + _PARTS + 128 * owner
+        if first + get_atomic(counter) < end:
+            item = first + add_atomic(counter, 1)
+            if item < end:
+                return item
+    return count

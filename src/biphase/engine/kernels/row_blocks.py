@@ -1,0 +1,75 @@
+"""Products of many rows where vectors take them: panels as they are packed, with blocks of rows.
+
+Vectors multiply bytes no faster than they multiply bytes and nibbles in groups, so the format of ``few_rows`` costs
+them two products for each weight where words of 16 bits (``gemm``) cost three, and the numbers are those of the few-row
+program, bit by bit. A block of rows and a few panels at a time: the rows' integers stay in the second-level cache, and
+so do the panels until all rows have met them. Panels of floats are left to ``gemm``: its integers beat float32.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from biphase.engine.kernels.activations import normed_records, plain_records, record_bytes
+from biphase.engine.kernels.few_rows import multiply_panel
+from biphase.engine.kernels.gemm import GLU, TILES, silu_multiply, store_rows
+from biphase.engine.kernels.image import ADDRESS, COLUMN, FIRST, KIND, PANELS, VALID
+from biphase.engine.kernels.unpack import BF16
+from biphase.engine.kernels.vectors import load_f32, put_f32
+
+ROWS = 64
+_VALUES = 64 * ROWS
+"""Bytes of the results of a panel."""
+_BIASES = 2 * _VALUES
+"""In the scratch of a thread: results of a gate panel (or any other), of an up panel, then 16 biases."""
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def takes(image: Any, number: Any) -> Any:
+    """Whether matrix ``number`` is multiplied here."""
+    if TILES:
+        return False
+    matrix = image.matrices[number]
+    for p in range(matrix[FIRST], matrix[FIRST] + matrix[PANELS]):
+        if image.panels[p, KIND] >= BF16:
+            return False
+    return True
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def record_row(source: Any, row: Any, x: Any) -> None:
+    """The record (``activations``) of one row of a ``row_tiles.Source`` in its place at ``x.tiles``."""
+    at, record = source.address + row * source.stride, x.tiles + row * record_bytes(x.inner)
+    if source.norm:
+        normed_records(at, 1, source.norm, x.inner, np.float32(source.epsilon), x.words, record)
+    else:
+        plain_records(at, 1, x.inner, source.stride, x.words, record)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def multiply_packed(x: Any, image: Any, first: Any, last: Any, biases: Any, out: Any, scratch: Any) -> None:
+    """All rows of ``x`` with panels ``first`` to ``last - 1`` of the image, into ``out``; modes as in ``gemm``."""
+    for begin in range(0, out.rows, ROWS):
+        rows, records = min(ROWS, out.rows - begin), x.tiles + begin * record_bytes(x.inner)
+        for p in range(first, last):
+            panel, odd = image.panels[p], (p - first) % 2
+            values = scratch + odd * _VALUES
+            multiply_panel(panel[KIND], panel[ADDRESS], x.inner, records, rows, x.words, values)
+            column, valid = panel[COLUMN], panel[VALID]
+            if out.mode == GLU:
+                if odd:
+                    silu_multiply(scratch, values, rows)
+                    gate = image.panels[p - 1]
+                    bias = _bias(biases, gate[COLUMN], scratch + _BIASES)
+                    store_rows(scratch, begin, rows, bias, gate[COLUMN], gate[VALID], out)
+            else:
+                store_rows(values, begin, rows, _bias(biases, column, scratch + _BIASES), column, valid, out)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _bias(biases: Any, column: Any, scratch: Any) -> Any:
+    """The biases of 16 columns, zeros where there are none."""
+    for lane in range(16):
+        put_f32(scratch + 4 * lane, biases[column + lane] if column + lane < len(biases) else np.float32(0))
+    return load_f32(scratch)
