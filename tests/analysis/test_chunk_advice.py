@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from biphase.analysis.bootstrap import Estimate
 from biphase.analysis.chunk_advice import Passes, advise
@@ -53,6 +54,28 @@ def test_nothing_keeps_what_decoding_alone_does_not() -> None:
     assert found.chunk_tokens is None
     assert found.ttft_ms is None
     assert found.worst_gap_ms == pytest.approx(10 + 800)
+
+
+def with_noise(b: float, low: float, high: float) -> PrefillLaw:
+    return replace(law(8.0, b, 0.0), b_ms_per_token=Estimate(b, low, high))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "found"),
+    [
+        (0.09, 0.11, True),  # 364 to 444 tokens
+        (0.05, 0.2, True),  # 200 to 800
+        (0.0, 0.11, False),  # up to the whole prompt
+        (0.02, 0.2, False),  # 200 to 2000
+        (0.02, 100.0, False),  # from none on
+    ],
+)
+def test_a_chunk_of_which_the_law_says_nothing_is_not_found(low: float, high: float, found: bool) -> None:
+    """40 ms are left for the tokens of a chunk: at 0.1 ms each, 400 of them."""
+    advice = advise(with_noise(0.1, low, high), 10.0, 8000, 50.0, None)
+    assert advice.chunk_tokens is not None
+    assert advice.chunk_tokens.value == 400
+    assert advice.found is found
 
 
 @given(

@@ -149,7 +149,7 @@ def test_a_server_that_dies_leaves_what_was_measured() -> None:
     """One probe, two warm-ups, five good requests, then the process is gone."""
     with scripted(**QUICK, dies_after=8) as url:
         result, records, _ = run(ProfilePlan((4, 8), tokens=3, repeats=10), url)
-    assert "failed after 5 good ones" in str(result.error)
+    assert "failed after 5 good ones, and the server is gone: http" in str(result.error)
     assert sum(row.requests for row in result.rows) == 5
     assert len(records) == 2 + 5 + 1
     assert records[-1].error is not None

@@ -138,6 +138,30 @@ def test_a_second_server_that_is_not_there_keeps_the_first(here: Callable[..., E
     assert len(json.loads((tmp_path / "s.json").read_text())["servers"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("dies_after", "what"),
+    [
+        (1, "the warm-up with a prompt of 200 tokens failed after 0 good ones"),
+        (2, "request alone-200-0 failed after 1 good one"),
+    ],
+)
+def test_a_server_that_goes_away_before_any_stream_is_said_to_be_gone(
+    here: Callable[..., Ended], dies_after: int, what: str
+) -> None:
+    with scripted(**QUICK, dies_after=dies_after) as url:
+        ended = here(url, *SMALL)
+    assert ended.status == 1
+    assert ended.err.splitlines()[-1].startswith(f"biphase: {what}, and the server is gone: {url}/v1/completions: ")
+    assert ended.out.startswith("2 streams were to decode while a prompt of 200 tokens arrives\n")
+
+
+def test_a_refusal_is_no_server_that_is_gone(here: Callable[..., Ended]) -> None:
+    with scripted(**QUICK, cut_after=1) as url:
+        ended = here(url, *SMALL)
+    assert ended.status == 1
+    assert "is gone" not in ended.err
+
+
 def test_a_server_that_dies_midway_leaves_a_table_and_files(here: Callable[..., Ended], tmp_path: Path) -> None:
     """Quiet streams, warm-up and one repeat have gone through when it ends."""
     with slot_server(slots=8, first_s=0.01, gap_s=0.004, dies_after=14) as url:

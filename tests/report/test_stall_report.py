@@ -149,3 +149,24 @@ def test_a_law_with_an_interval_shows_it() -> None:
     advice = advise(law(8.0, 0.1, 0.0), 10.0, 1000, 50.0, 100)
     assert advice.chunk_tokens == Estimate(400, 363, 444)
     assert "[363, 444]" in " ".join(stall_words(replace(CHUNKED, advice=advice)))
+
+
+def test_a_chunk_that_was_not_found_is_said_to_be_so_and_not_marked() -> None:
+    advice = advise(law(8.0, 0.1, 0.0), 10.0, 1000, 50.0, 100)
+    wide = replace(CHUNKED, advice=replace(advice, chunk_tokens=Estimate(400, 37, 1000)))
+    said = " ".join(stall_words(wide))
+    assert (
+        "No chunk size for an ITL of 50 ms was found: the measured law allows anything from 37 to 1,000 tokens, and 37 "
+        "keep it in any case"
+    ) in said
+    assert "chunks of 400" not in said
+    assert ">400<" in stall_page(result(replace(wide, advice=advice), itl_slo_ms=50.0))
+    assert ">400<" not in stall_page(result(wide, itl_slo_ms=50.0))
+
+
+def test_a_range_of_chunks_is_no_size() -> None:
+    assert CHUNKED.chunking is not None
+    wide = replace(CHUNKED.chunking, least=100, most=800, chunk_tokens=283)
+    said = " ".join(stall_words(replace(CHUNKED, chunking=wide)))
+    assert "the size of its chunks was not found: any from 100 to 800 tokens explains what was counted" in said
+    assert "283" not in said

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
+from biphase.analysis.chunk_probe import ChunkedPrefill
 from biphase.analysis.latency import Spread
 from biphase.analysis.profile_result import Itl, LengthRow, ProfileResult, Saturation
 from biphase.analysis.verdicts import Verdict
@@ -60,6 +61,28 @@ def test_the_table_is_the_textbook_one() -> None:
     assert lines[head + 2] == "1 12.34 ± 0.56 81.00 ± 3.00 9.87 ± 0.12 101.3 ± 1.2"
     assert lines[head + 3] == "512 498.7 ± 4.0 1027 ± 8 10.50 ± 0.10 95.24 ± 1.00"
     assert lines[head + 4] == "2048 (counted 2040) 2110 ± 20 970.4 ± 9.0 - -"
+
+
+@pytest.mark.parametrize(
+    ("most", "single", "said"),
+    [
+        (110, True, "chunks of about 105 tokens (100 to 110)"),
+        (900, True, "chunks of a size that was not found (100 to 900)"),
+        (110, False, "chunks of no single size (100 to 110)"),
+    ],
+)
+def test_a_chunk_size_is_named_only_where_it_was_found(most: int, single: bool, said: str) -> None:
+    found = ChunkedPrefill(
+        prompt_tokens=2048,
+        raised_gaps=20,
+        worst_gap_ms=30.0,
+        usual_gap_ms=10.0,
+        chunk_tokens=105,
+        chunk_tokens_least=100,
+        chunk_tokens_most=most,
+        single_size=single,
+    )
+    assert any(said in line for line in shown(chunked_prefill=found))
 
 
 def test_warnings_stand_above_the_table() -> None:

@@ -18,6 +18,9 @@ import msgspec
 from biphase.analysis.bootstrap import Estimate
 from biphase.analysis.laws import PrefillLaw
 
+MOST_WIDE = 5.0
+"""High over low end of an advised chunk's interval from which the law says nothing of it."""
+
 
 class ChunkAdvice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The largest chunk whose dearest pass keeps ``itl_slo_ms``; None when the floor of a pass alone is longer.
@@ -37,6 +40,11 @@ class ChunkAdvice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ttft_alone_ms: float
     worst_gap_ms: float | None
     curve: tuple[tuple[int, float, float], ...]
+
+    @property
+    def found(self) -> bool:
+        """Whether the law knows the chunk: its interval is not as wide as all that a chunk can be."""
+        return self.chunk_tokens is None or self.chunk_tokens.high <= MOST_WIDE * self.chunk_tokens.low
 
 
 def advise(

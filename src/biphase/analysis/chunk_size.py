@@ -22,6 +22,8 @@ RAISED_SHARE = 0.3
 of a prompt several times as dear as the first."""
 NARROW = 1.1
 """Ratio of the bounds from which their geometric mean is within 5 % of the size."""
+MOST_WIDE = 2.0
+"""Ratio of the bounds from which no size was found, only a range."""
 DISAGREE = 0.15
 """Mean relative error of the counts from which no single size explains them."""
 
@@ -47,6 +49,16 @@ class Chunking(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     agree: int
     single_size: bool
     counts: tuple[Counted, ...]
+
+    @property
+    def found(self) -> bool:
+        """Whether the counts leave one size, and not a range of them in which the middle one is as good as any."""
+        return self.least is not None and self.most is not None and is_narrow(self.least, self.most)
+
+
+def is_narrow(least: int, most: int) -> bool:
+    """Whether a range of sizes is narrow enough to be called about so many tokens."""
+    return most <= MOST_WIDE * least
 
 
 def count_passes(attack: Attack, quiet_s: float) -> int:

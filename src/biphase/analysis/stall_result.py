@@ -182,11 +182,20 @@ def _advice(
 ) -> ChunkAdvice | None:
     if asked.itl_slo_ms is None or quiet_s is None:
         return None
-    own = (chunking.chunk_tokens or prompt) if chunking and chunking.single_size else None
+    own = _own_chunk(chunking, prompt)
     law = fit_prefill(records.alone, http_share(records.alone, facts.http_round_trip_s), own)
     if law is None:
         return None
     return advise(law, 1e3 * quiet_s, prompt, asked.itl_slo_ms, own)
+
+
+def _own_chunk(chunking: Chunking | None, prompt: int) -> int | None:
+    """The size of the server's chunks, all of the prompt where that ran whole; None where it is not known."""
+    if chunking is None or not chunking.single_size:
+        return None
+    if chunking.chunk_tokens is None:
+        return prompt
+    return chunking.chunk_tokens if chunking.found else None
 
 
 def _timeline(attack: Attack) -> Timeline:

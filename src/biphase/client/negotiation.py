@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import aiohttp
 from msgspec.structs import replace
 
-from biphase.client.endpoint import Access, Api, connect, find_api, round_trip
+from biphase.client.endpoint import Access, Api, ask, connect, find_api, round_trip
 from biphase.client.failures import server_message
 from biphase.client.load import patient
 from biphase.client.openai import OPTIONAL_FIELDS, Answer, Dialect, PromptForm, make_call
@@ -50,6 +50,17 @@ class Target:
         if record.prompt_tokens is None and self.local is not None:  # its words were counted when it was made
             record = replace(record, prompt_tokens=record.asked_prompt_tokens, prompt_tokens_source="tokenizer")
         return record
+
+    async def is_gone(self, failed: Record) -> bool:
+        """Whether a request failed because nobody takes a connection any more."""
+        if failed.status not in (None, 200):
+            return False
+        try:
+            await ask(self.session, f"{self.api.base}/models")
+        except RunFailed as error:
+            refused = isinstance(error.__cause__, aiohttp.ClientConnectionError)
+            return refused and not isinstance(error.__cause__, TimeoutError)
+        return False
 
 
 @asynccontextmanager

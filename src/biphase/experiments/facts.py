@@ -46,6 +46,12 @@ def run_facts(
     )
 
 
+async def explain_failure(target: Target, failed: Record, what: str, good: int) -> str:
+    """One line on a request that failed, of which ``what`` names the place in the run, after ``good`` others."""
+    gone = ", and the server is gone" if await target.is_gone(failed) else ""
+    return f"{what} failed after {good} good one{'' if good == 1 else 's'}{gone}: {failed.error}"
+
+
 async def foreign_tokens(target: Target, before: Scrape | None, sent: Sequence[Record]) -> int | None:
     """Tokens that the server's counter gained beyond those of this run; None where it has no such counter."""
     return beyond(before, await settled(target, before, sent), sent)

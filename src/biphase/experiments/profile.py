@@ -20,7 +20,7 @@ from biphase.client.record import Keep, LeftOut, Record
 from biphase.client.scrape import scrape
 from biphase.client.tokenize import LocalTokenizer
 from biphase.errors import RunFailed
-from biphase.experiments.facts import INTERRUPTED, beyond, run_facts, server_counts, settled
+from biphase.experiments.facts import INTERRUPTED, beyond, explain_failure, run_facts, server_counts, settled
 
 WARMUP_TOKENS = 4
 BATCHES = (2, 4, 8)
@@ -150,7 +150,8 @@ class Profile:
             elif record.status in (400, 413, 422):
                 self.left_out.append(LeftOut(length, f"the server refuses it: {record.error}"))
             else:
-                raise RunFailed(f"the warm-up with {length} prompt tokens failed: {record.error}")
+                what = f"the warm-up with {length} prompt tokens"
+                raise RunFailed(await explain_failure(self.target, record, what, len(self.sent) - 1))
         return taken
 
     def _step(self, what: str) -> None:
@@ -179,7 +180,7 @@ class Profile:
     async def _measured(self, call: Call, concurrency: int = 1) -> Record:
         record = await self._send(call, concurrency)
         if record.error is not None:
-            raise RunFailed(f"request {record.id} failed after {len(self.records)} good ones: {record.error}")
+            raise RunFailed(await explain_failure(self.target, record, f"request {record.id}", len(self.records)))
         self.records.append(record)
         return record
 

@@ -20,7 +20,7 @@ from biphase.client.openai import Call, make_call
 from biphase.client.record import Keep, Record
 from biphase.client.scrape import scrape
 from biphase.errors import RunFailed
-from biphase.experiments.facts import INTERRUPTED, foreign_tokens, now, run_facts, versions
+from biphase.experiments.facts import INTERRUPTED, explain_failure, foreign_tokens, now, run_facts, versions
 from biphase.experiments.profile import Progress
 
 VICTIM_PROMPT = 32  # tokens: victims are there to decode
@@ -173,7 +173,7 @@ class Stall:
         """Why the server refuses a prompt of this length; None when it took it."""
         record = await self._send(self._call(f"warm-up-{length}", length, PROMPT_ANSWER, warmup=True))
         if record.error is not None and record.status not in TOO_LONG:
-            raise RunFailed(f"the warm-up with a prompt of {length} tokens failed: {record.error}")
+            raise RunFailed(await self._why(record, f"the warm-up with a prompt of {length} tokens"))
         return record.error
 
     def _shorten(self, length: int, reason: str) -> None:
@@ -281,10 +281,13 @@ class Stall:
     async def _good(self, call: Call, concurrency: int = 1) -> Record:
         record = await self._send(call, concurrency)
         if record.error is not None:
-            raise RunFailed(f"request {record.id} failed after {len(self.sent) - 1} others: {record.error}")
+            raise RunFailed(await self._why(record, f"request {record.id}"))
         if not record.token_chunks:
             raise RunFailed(f"request {record.id}: {record.completion_tokens} tokens came and none of them was text")
         return record
+
+    async def _why(self, failed: Record, what: str) -> str:
+        return await explain_failure(self.target, failed, what, sum(record.error is None for record in self.sent))
 
     async def _send(self, call: Call, concurrency: int = 1) -> Record:
         self._run.progress(self._done, self._total, f"{call.id}: {call.prompt_tokens} prompt tokens")

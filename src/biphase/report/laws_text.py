@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from biphase.analysis.bootstrap import Estimate
 from biphase.analysis.chunk_probe import ChunkedPrefill
+from biphase.analysis.chunk_size import is_narrow
 from biphase.analysis.floor import Comparison
 from biphase.analysis.laws import DecodeLaw, PrefillLaw
 from biphase.analysis.profile_result import ProfileResult
@@ -75,7 +76,9 @@ def _chunk_line(found: ChunkedPrefill) -> str:
             f"chunked prefill: not below {found.prompt_tokens} tokens; a prompt of that length held a stream beside it "
             f"up once, for {significant(found.worst_gap_ms)} ms (usual gap {significant(found.usual_gap_ms)} ms)"
         )
-    size = f"about {found.chunk_tokens} tokens" if found.single_size else "no single size"
+    known = is_narrow(found.chunk_tokens_least, found.chunk_tokens_most)
+    size = "a size that was not found" if not known else f"about {found.chunk_tokens} tokens"
+    size = size if found.single_size else "no single size"
     return (
         f"chunked prefill: chunks of {size} ({found.chunk_tokens_least} to {found.chunk_tokens_most}); a prompt of "
         f"{found.prompt_tokens} raised {found.raised_gaps} gaps of a stream beside it, the worst to "

@@ -70,7 +70,8 @@ def _advice(result: StallResult) -> Iterator[str]:
         waits = Series("TTFT of the prompt", [(float(n), wait) for n, _, wait in found.curve], 1)
         level = [(float(found.curve[end][0]), found.itl_slo_ms) for end in (0, -1)]
         wanted = Series(f"wanted, {found.itl_slo_ms:g} ms", level, 2, "dashes")
-        marks = [(f"{found.chunk_tokens.value:.0f}", found.chunk_tokens.value)] if found.chunk_tokens else []
+        best = found.chunk_tokens if found.found else None
+        marks = [(f"{best.value:.0f}", best.value)] if best else []
         axes = Axes("tokens of the prompt in a chunk", "ms", True, True, marks)
         yield figure(
             f"{server.name}: what a chunk size costs",

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import PurePath
 
+from biphase.analysis.bootstrap import Estimate
 from biphase.analysis.chunk_advice import ChunkAdvice
 from biphase.analysis.chunk_size import Chunking
 from biphase.analysis.stall_result import ServerStall, StallResult
@@ -18,8 +19,11 @@ def short_name(server: ServerStall) -> str:
 
 
 def title(result: StallResult) -> str:
-    """What was done, in a line."""
-    streams = max((s.victims for s in result.servers), default=result.victims)
+    """What was done, in a line, or what was to be done where no prompt had come when a run broke off."""
+    streams = max((s.victims for s in result.servers), default=0)
+    if not streams:
+        asked = "1 stream was" if result.victims == 1 else f"{result.victims} streams were"
+        return f"{asked} to decode while a prompt of {result.prompt_tokens:,} tokens arrives"
     lengths = sorted({s.prompt_tokens for s in result.servers if s.prompt_tokens}) or [result.prompt_tokens]
     length = " or ".join(f"{n:,}" for n in lengths)
     times = "once" if result.repeats == 1 else f"{result.repeats} times"
@@ -75,6 +79,11 @@ def _chunks(server: ServerStall) -> str | None:
     if not found.single_size:
         passes = ", ".join(f"{c.passes} for {c.prompt_tokens:,} tokens" for c in found.counts)
         return f"The server chunks, but no single size explains its passes ({passes}): it sizes chunks by time, or so."
+    if not found.found:
+        return (
+            f"The server prefills in more than one piece; the size of its chunks was not found: any from "
+            f"{found.least:,} to {found.most:,} tokens explains what was counted ({_passes(found)})."
+        )
     return (
         f"The server prefills in chunks of about {found.chunk_tokens:,} tokens ({found.least:,} to {found.most:,}; "
         f"{_passes(found)}); with {server.victims} decodes in each step that is a budget of about "
@@ -96,6 +105,8 @@ def _advice(found: ChunkAdvice, server: ServerStall) -> Iterator[str]:
             f"{number(found.quiet_itl_ms)} ms, and a pass with prefill {number(found.pass_floor_ms)} ms before its "
             "first token."
         )
+    elif not found.found:
+        yield _not_found(found.chunk_tokens, wanted)
     elif found.chunk_tokens.value >= found.prompt_tokens:
         yield f"By the measured law even the whole prompt keeps an ITL of {wanted}."
     else:
@@ -110,6 +121,14 @@ def _advice(found: ChunkAdvice, server: ServerStall) -> Iterator[str]:
             f"Check of that law: it gives a worst gap of {number(found.worst_gap_ms)} ms for the server as it is; "
             f"measured {number(server.prefill_gap_ms.worst)} ms."
         )
+
+
+def _not_found(chunk: Estimate, wanted: str) -> str:
+    safe = f", and {chunk.low:,.0f} keep it in any case" if chunk.low >= 1 else ""
+    return (
+        f"No chunk size for an ITL of {wanted} was found: the measured law allows anything from {chunk.low:,.0f} to "
+        f"{chunk.high:,.0f} tokens{safe}; measure when it is quiet, or a longer --prompt."
+    )
 
 
 def stall_conditions(result: StallResult) -> Iterator[str]:
