@@ -19,7 +19,15 @@ from tests.slot_server import slot_server
 from tests.timing import holds_when_undisturbed
 
 PLAN = StallPlan(victims=3, prompt=1500, repeats=2)
-QUICK = {"first_token_s": 0.01, "gap_s": 0.005}
+QUICK = {"first_token_s": 0.006, "gap_s": 0.003}
+LAWS: dict[str, Any] = {"a": 15.0, "b": 0.05, "c": 1e-6, "t0": 4.0, "w": 0.25, "k": 5e-5}
+"""Half of the law server's own times: counting raised gaps needs their ratios alone."""
+
+
+@pytest.fixture(autouse=True)
+def few_steps_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 steps are left to the streams in case the server becomes twice as fast: these keep to their laws."""
+    monkeypatch.setattr("biphase.experiments.stall.AFTER_STEPS", 16)
 
 
 def stall(url: str, plan: StallPlan = PLAN, kept: list[Record | RunFacts] | None = None, **access: Any) -> ServerStall:
@@ -36,7 +44,7 @@ def test_the_chunk_size_of_a_server_with_known_laws(chunk: int) -> None:
     """Within 10 %: a miscount of one pass is what noise can do, and the counts of all prompts must agree."""
 
     def check() -> None:
-        with law_server(chunk=chunk, a=20) as url:
+        with law_server(**LAWS | {"chunk": chunk, "a": 10.0}) as url:
             found = stall(url)
         assert found.chunking is not None
         assert found.chunking.chunk_tokens == pytest.approx(chunk, rel=0.1)
@@ -71,10 +79,10 @@ def test_a_whole_prompt_stops_the_streams_for_as_long_as_the_law_says() -> None:
 
 
 def test_advice_keeps_what_the_server_would_do() -> None:
-    """A pass of C tokens takes 30 + 0.1 C + about 2 ms (and attention); the wanted 60 ms leave 260 to 300 tokens."""
+    """A pass of C tokens takes 30 + 0.1 C + about 1 ms; the wanted 60 ms leave 260 to 300 tokens."""
 
     def check() -> None:
-        with law_server(chunk=150, b=0.1, c=0.0, k=0.0) as url:
+        with law_server(chunk=150, a=30, b=0.1, c=0.0, t0=4.0, w=0.25, k=0.0) as url:
             found = stall(url, StallPlan(3, 1500, 2, itl_slo_ms=60.0))
         assert found.advice is not None
         assert found.advice.chunk_tokens is not None
@@ -86,13 +94,13 @@ def test_advice_keeps_what_the_server_would_do() -> None:
 
 def test_records_and_facts_are_kept_as_they_come() -> None:
     kept: list[Record | RunFacts] = []
-    with law_server() as url:
-        stall(url, kept=kept)
+    with law_server(**LAWS) as url:
+        stall(url, StallPlan(3, 300, 2), kept)
     assert isinstance(kept[0], RunFacts)
     assert isinstance(kept[-1], RunFacts)
     assert kept[-1].error is None
     ids = {line.id for line in kept if isinstance(line, Record)}
-    assert {"warm-up-1500", "quiet-3", "warm-up/prompt", "attack-1/prompt", "attack-2/stream-2"} <= ids
+    assert {"warm-up-300", "quiet-3", "warm-up/prompt", "attack-1/prompt", "attack-2/stream-2"} <= ids
 
 
 def test_prompts_are_never_the_same() -> None:
@@ -147,7 +155,7 @@ def test_one_slot_is_said() -> None:
     """Streams follow each other; a thread that wakes late makes neighbours seem to overlap."""
 
     def check() -> None:
-        with slot_server(slots=1, first_s=0.01, gap_s=0.004) as url:
+        with slot_server(slots=1, first_s=0.006, gap_s=0.003) as url:
             found = stall(url, StallPlan(2, 200, 1))
         assert found.error is None
         assert "one-slot" in named(found)
@@ -158,7 +166,7 @@ def test_one_slot_is_said() -> None:
 
 def test_fewer_slots_than_streams_leave_one_for_the_prompt() -> None:
     def check() -> None:
-        with slot_server(slots=3, first_s=0.01, gap_s=0.004) as url:
+        with slot_server(slots=3, first_s=0.006, gap_s=0.003) as url:
             found = stall(url, StallPlan(6, 200, 1))
         assert "few-slots" in named(found)
         assert (found.asked_victims, found.victims) == (6, 2)
@@ -177,7 +185,7 @@ def test_answers_that_end_early_are_no_lack_of_slots() -> None:
 
 def test_a_server_that_dies_keeps_what_was_measured() -> None:
     """11 answers to negotiation, warm-up and quiet streams, then attacks of 3 requests each."""
-    with slot_server(slots=8, first_s=0.01, gap_s=0.004, dies_after=12) as url:
+    with slot_server(slots=8, first_s=0.006, gap_s=0.003, dies_after=12) as url:
         found = stall(url, StallPlan(2, 200, 5))
     assert found.error is not None
     assert "failed after" in found.error
@@ -227,5 +235,5 @@ def test_other_traffic_is_said() -> None:
             noise.cancel()
             return found
 
-    with law_server() as url:
+    with law_server(**LAWS) as url:
         assert "foreign-traffic" in named(asyncio.run(both(url)))
