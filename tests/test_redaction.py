@@ -2,8 +2,6 @@
 
 import base64
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from biphase.errors import BadInput
 from biphase.redaction import redacted, redacted_command
 from tests.analysis.engine_pages import PAGES
 from tests.analysis.exposition import texts
+from tests.in_process import biphase
 from tests.metrics_server import Answer, metrics_server, pages
 from tests.scripted_server import scripted
 
@@ -21,11 +20,6 @@ SECRET = "s3cr%40t"
 """As in a URL: an @ in a password is percent-encoded."""
 BASIC = "Basic " + base64.b64encode(b"anna:s3cr@t").decode()
 BEFORE, AFTER = texts("python", PAGES["vllm new"].metrics)
-
-
-def biphase(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "biphase", *words]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
 
 
 def with_login(url: str) -> str:
@@ -125,7 +119,8 @@ def test_a_split_sends_it_and_shows_it_nowhere(tmp_path: Path) -> None:
         ["bench", "--workers", "1", "--requests", "4", "--concurrency", "2", "--duration", "5", "--warmup", "0"],
     ],
 )
-def test_a_measurement_shows_it_nowhere(words: list[str], tmp_path: Path) -> None:
+def test_a_measurement_shows_it_nowhere(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("biphase.experiments.profile.ROUNDS", 1)
     files = {name: tmp_path / name for name in ("json", "html", "records")}
     if words[0] == "profile":
         files["markdown"] = tmp_path / "markdown"
