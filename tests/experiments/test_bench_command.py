@@ -1,7 +1,6 @@
 """``biphase bench`` as a user runs it: outputs, files, statuses, signals, wrong options."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -16,16 +15,11 @@ import pytest
 from biphase.cli.main import app
 from biphase.client.record import read_records
 from biphase.errors import BadInput
+from tests.in_process import biphase
 from tests.slot_server import slot_server
 
-ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("BIPHASE_API_KEY", "OPENAI_API_KEY")}
 QUICK: dict[str, Any] = {"slots": 8, "first_s": 0.01, "gap_s": 0.002}
 WORKLOAD = '{"input_tokens": 30, "output_tokens": 4}\n{"input_tokens": 100, "output_tokens": 6}\n'
-
-
-def biphase(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "biphase", *words]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=100, env=ENVIRONMENT)
 
 
 def wait_for(path: Path, holds: Callable[[bytes], bool]) -> None:
@@ -50,7 +44,7 @@ def test_tables_on_stdout_and_all_files(tmp_path: Path, workload: str) -> None:
         for word in (option, str(path))
     ]
     with slot_server(**QUICK, engine_seconds=True) as url:
-        words = ("--workload", workload, "--rate", "10,20", "--duration", "2", "--warmup", "0.5")
+        words = ("--workload", workload, "--rate", "20,40", "--duration", "1", "--warmup", "0.25")
         ended = biphase("bench", url, *words, "--slo", "ttft=1s,itl=500ms", "--price-per-hour", "2", *files)
     assert ended.returncode == 0, ended.stderr
     for heading in (
@@ -63,7 +57,7 @@ def test_tables_on_stdout_and_all_files(tmp_path: Path, workload: str) -> None:
         assert heading in ended.stdout
     assert max(map(len, ended.stdout.splitlines()[8:14])) <= 110
     result = json.loads(names[0].read_text())
-    assert [level["load"]["level"] for level in result["bench"]["levels"]] == [10, 20]
+    assert [level["load"]["level"] for level in result["bench"]["levels"]] == [20, 40]
     assert result["bench"]["levels"][0]["price"]["phase_time"]["source"] == "measured"
     assert {row["prompt_tokens"] for row in result["rows"]} == {32, 128}
     assert "TTFT by uncached prompt length" in names[1].read_text()
@@ -74,7 +68,7 @@ def test_tables_on_stdout_and_all_files(tmp_path: Path, workload: str) -> None:
 def test_compare_takes_two_benches(tmp_path: Path, workload: str) -> None:
     for name, first_s in (("a", 0.02), ("b", 0.08)):
         with slot_server(slots=8, first_s=first_s, gap_s=0.002) as url:
-            words = ("--workload", workload, "--rate", "12", "--arrivals", "constant", "--duration", "2")
+            words = ("--workload", workload, "--rate", "24", "--arrivals", "constant", "--duration", "1")
             assert biphase("bench", url, *words, "--json", str(tmp_path / f"{name}.json")).returncode == 0
     compared = biphase("compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--fail-if-worse", "50%")
     assert compared.returncode == 1
@@ -84,7 +78,7 @@ def test_compare_takes_two_benches(tmp_path: Path, workload: str) -> None:
 
 def test_a_server_that_dies_midway_ends_with_status_1_and_its_table(tmp_path: Path, workload: str) -> None:
     with slot_server(**QUICK, dies_after=40) as url:
-        words = ("--workload", workload, "--rate", "20", "--duration", "20", "--json", str(tmp_path / "b.json"))
+        words = ("--workload", workload, "--rate", "40", "--duration", "20", "--json", str(tmp_path / "b.json"))
         ended = biphase("bench", url, *words)
     assert ended.returncode == 1
     assert re.search(r"^biphase: the server is gone after \d+ good requests: ", ended.stderr, re.MULTILINE)
@@ -93,7 +87,7 @@ def test_a_server_that_dies_midway_ends_with_status_1_and_its_table(tmp_path: Pa
     assert json.loads((tmp_path / "b.json").read_text())["error"].startswith("the server is gone")
 
 
-@pytest.mark.parametrize("more", [("--rate", "20"), ("--concurrency", "3"), ("--rate", "20", "--workers", "2")])
+@pytest.mark.parametrize("more", [("--rate", "40"), ("--concurrency", "3"), ("--rate", "40", "--workers", "2")])
 def test_ctrl_c_keeps_what_was_measured(more: tuple[str, ...], tmp_path: Path, workload: str) -> None:
     records = tmp_path / "r.jsonl"
     words = ("--workload", workload, "--duration", "60", "--json", str(tmp_path / "b.json"), "--records", str(records))
@@ -114,7 +108,7 @@ def test_ctrl_c_keeps_what_was_measured(more: tuple[str, ...], tmp_path: Path, w
 
 def test_ctrl_c_in_a_search_keeps_the_evidence(tmp_path: Path, workload: str) -> None:
     records = tmp_path / "r.jsonl"
-    words = ("--workload", workload, "--rate", "20", "--search", "--slo", "ttft=1s", "--duration", "1.5")
+    words = ("--workload", workload, "--rate", "40", "--search", "--slo", "ttft=1s", "--duration", "0.6")
     with slot_server(**QUICK) as url:
         files = ("--json", str(tmp_path / "b.json"), "--records", str(records))
         command = [sys.executable, "-m", "biphase", "bench", url, *words, *files]
@@ -146,7 +140,25 @@ def test_ctrl_c_in_a_search_keeps_the_evidence(tmp_path: Path, workload: str) ->
         (("--search", "--rate", "1"), "give one, as in --slo"),
         (("--search", "--slo", "ttft=5ms"), "--search begins at one --rate"),
         (("--search", "--slo", "ttft=5ms", "--rate", "1,2"), "--search begins at one --rate"),
-        (("--duration", "0"), "--duration 0"),
+        (("--duration", "0"), "--duration 0: expected 0.1 to 2,678,400 seconds"),
+        (("--duration", "1e-12"), "--duration 1e-12: expected 0.1 to 2,678,400 seconds"),
+        (("--duration", "nan"), "--duration nan: expected 0.1 to 2,678,400 seconds"),
+        (("--duration", "1e300"), "--duration 1e+300: expected 0.1 to 2,678,400 seconds"),
+        (("--seed", "-1"), "--seed -1: expected a whole number, 0 or more"),
+        (("--rate", "1e300"), "--rate '1e300': expected a number more than 0 and at most 1,000,000"),
+        (("--rate", "1,1e6", "--requests", "9999999"), "1 GiB at most): lower the rate, --duration or --requests"),
+        (("--rate", "1e-3"), "Poisson arrivals at 0.001 requests/s: 0.054 requests are to be expected in the 60 s"),
+        (("--rate", "0.1", "--duration", "12", "--warmup", "11"), "0.1 requests are to be expected in the 12 s"),
+        (("--workload", "mooncake", "--trace-speed", "1e-6"), "0 requests are to be expected in the 60 s"),
+        (("--trace-speed", ""), "--trace-speed: the requests of chat have no time of arrival"),
+        (("--workload", "mooncake", "--trace-speed", ""), "--trace-speed ''"),
+        (("--concurrency", ""), "--concurrency ''"),
+        (("--rate", "1", "--arrivals", "gamma", "--burstiness", "1e-12"), "--burstiness 1e-12: expected 0.01 to 1,0"),
+        (("--requests", "1"), "--requests 1: expected 2 to 10,000,000"),
+        (("--requests", "99999999999999999999"), "--requests 99999999999999999999: expected 2 to 10,000,000"),
+        (("--drain", "1e300"), "--drain 1e+300: expected 0 to 2,678,400 seconds"),
+        (("--price-per-hour", "1e300"), "--price-per-hour 1e+300: expected 1e-06 to 1,000,000,000"),
+        (("--timeout", "inf"), "--timeout inf: expected 0.001 to 2,678,400 seconds"),
         (("--duration", "5", "--warmup", "5"), "--warmup 5"),
         (("--drain", "-1"), "--drain -1"),
         (("--requests", "0"), "--requests 0"),

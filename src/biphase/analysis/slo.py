@@ -12,6 +12,7 @@ from biphase.errors import BadInput
 ITL_PERCENT = 99.0
 """Of a request's inter-token latencies, the percentile that an ``itl`` limit holds."""
 
+LEAST_MS, MOST_MS = 1e-3, 1e9
 _UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 _TERM = re.compile(r"(ttft|itl|tpot|e2e)\s*[=:<]=?\s*([0-9]*\.?[0-9]+)\s*(us|ms|s)", re.IGNORECASE)
 
@@ -52,12 +53,13 @@ def parse_slo(text: str, share: float = 0.95) -> Slo:
     for term in text.split(","):
         match = _TERM.fullmatch(term.strip())
         name = match[1].lower() if match else ""
-        if match is None or name in found or float(match[2]) <= 0:
+        limit = float(match[2]) * _UNITS[match[3].lower()] if match else 0.0
+        if name in found or not LEAST_MS <= limit <= MOST_MS:
             raise BadInput(
                 f"--slo {text!r}, at {term.strip()!r}: expected limits as in ttft=500ms,itl=50ms; "
-                "ttft, itl, tpot and e2e can be limited, each once, in us, ms or s"
+                "ttft, itl, tpot and e2e can be limited, each once, in us, ms or s, from 1us to a million s"
             )
-        found[name] = float(match[2]) * _UNITS[match[3].lower()]
+        found[name] = limit
     if not 0 < share <= 1:
         raise BadInput(f"--slo-share {100 * share:g}%: expected more than 0 and at most 100 %")
     return Slo(**{f"{name}_ms": limit for name, limit in found.items()}, share=share)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from biphase.cli.ranges import LONGEST_S, check_range
 from biphase.errors import BadInput
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 DEFAULT_CONCURRENCY = 4
 MOST_CONCURRENCY = 100_000
 MOST_WORKERS = 256
+MOST_LEVEL = 1_000_000
+"""Requests a second, or times a trace's speed: more than any client can send."""
+SHORTEST_S = 0.1
+MOST_REQUESTS = 10_000_000
+"""Of a level; two at least, as the window that is measured ends where the last one is due."""
 
 WorkloadName = Annotated[
     str,
@@ -125,8 +131,7 @@ def make_loads(
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
         raise BadInput(f"{' and '.join(named)}: one kind of load at a time")
-    if not (math.isfinite(burstiness) and burstiness > 0):
-        raise BadInput(f"--burstiness {burstiness:g}: expected a number more than 0")
+    check_range("--burstiness", burstiness, 0.01, 1_000_000)
     if burstiness != 1.0 and (arrivals != "gamma" or rate is None):
         raise BadInput("--burstiness shapes gamma arrivals alone: add --rate R --arrivals gamma")
     if rate is not None:
@@ -134,8 +139,10 @@ def make_loads(
     if trace_speed is not None or (concurrency is None and workload.timed):
         if not workload.timed:
             raise BadInput(f"--trace-speed: the requests of {workload.name} have no time of arrival; use --rate")
-        return tuple(Load("trace", level) for level in _numbers("--trace-speed", trace_speed or "1"))
-    return tuple(Load("closed", level) for level in _whole("--concurrency", concurrency or str(DEFAULT_CONCURRENCY)))
+        speeds = "1" if trace_speed is None else trace_speed
+        return tuple(Load("trace", level) for level in _numbers("--trace-speed", speeds))
+    in_flight = str(DEFAULT_CONCURRENCY) if concurrency is None else concurrency
+    return tuple(Load("closed", level) for level in _whole("--concurrency", in_flight))
 
 
 def _numbers(option: str, text: str) -> list[float]:
@@ -143,8 +150,10 @@ def _numbers(option: str, text: str) -> list[float]:
         found = [float(part) for part in text.split(",")]
     except ValueError:
         found = []
-    if not found or not all(math.isfinite(value) and value > 0 for value in found):
-        raise BadInput(f"{option} {text!r}: expected a number more than 0, or several as in 1,2,4")
+    if not found or not all(0 < value <= MOST_LEVEL for value in found):
+        raise BadInput(
+            f"{option} {text!r}: expected a number more than 0 and at most {MOST_LEVEL:,}, or several as in 1,2,4"
+        )
     return found
 
 
@@ -189,14 +198,12 @@ class Times:
 
     def check(self) -> None:
         """``BadInput`` names the option that is out of range."""
-        if not (math.isfinite(self.duration) and self.duration > 0):
-            raise BadInput(f"--duration {self.duration:g}: expected seconds, more than 0")
+        check_range("--duration", self.duration, SHORTEST_S, LONGEST_S, "seconds")
         if self.warmup is not None and not 0 <= self.warmup < self.duration:
             raise BadInput(
                 f"--warmup {self.warmup:g}: expected seconds, 0 or more and less than --duration ({self.duration:g})"
             )
-        if not (math.isfinite(self.drain) and self.drain >= 0):
-            raise BadInput(f"--drain {self.drain:g}: expected seconds, 0 or more")
+        check_range("--drain", self.drain, 0, LONGEST_S, "seconds")
 
 
 @dataclass(frozen=True)
@@ -210,12 +217,12 @@ class Counts:
 
     def check(self) -> None:
         """``BadInput`` names the option that is out of range."""
-        if self.requests is not None and self.requests < 1:
-            raise BadInput(f"--requests {self.requests}: expected 1 or more")
+        check_range("--requests", self.requests, 2, MOST_REQUESTS)
         if not 1 <= self.repeats <= 99 or self.repeats % 2 == 0:
             raise BadInput(f"--repeats {self.repeats}: expected an odd number, 1 to 99, so that a majority decides")
-        if not 0 <= self.workers <= MOST_WORKERS:
-            raise BadInput(f"--workers {self.workers}: expected 0 to {MOST_WORKERS}")
+        check_range("--workers", self.workers, 0, MOST_WORKERS)
+        if self.seed is not None and self.seed < 0:
+            raise BadInput(f"--seed {self.seed}: expected a whole number, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -238,18 +245,17 @@ def make_plan(
     laws: Path | None,
 ) -> "BenchPlan":
     """What to run; ``BadInput`` names the option that is out of range."""
-    from biphase.experiments.bench import BenchPlan
+    from biphase.experiments.bench import BenchPlan, check_loads
     from biphase.experiments.load_run import Timing
 
     times.check()
     counts.check()
     if finding.search and (len(loads) > 1 or not loads[0].open):
         raise BadInput("--search begins at one --rate or --trace-speed and finds the others itself")
-    if per_hour is not None and not (math.isfinite(per_hour) and per_hour > 0):
-        raise BadInput(f"--price-per-hour {per_hour:g}: expected an amount more than 0")
+    check_range("--price-per-hour", per_hour, 1e-6, 1_000_000_000)
     if laws is not None and per_hour is None:
         raise BadInput("--laws models a price: add --price-per-hour")
-    return BenchPlan(
+    plan = BenchPlan(
         workload=workload,
         loads=tuple(loads),
         timing=Timing(times.duration, times.drain, counts.requests),
@@ -264,6 +270,8 @@ def make_plan(
         laws=_laws(laws),
         seed=counts.seed,
     )
+    check_loads(plan)
+    return plan
 
 
 def _laws(path: Path | None) -> "Laws":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from biphase.cli.outputs import check_writable, deliver
+from biphase.cli.ranges import check_range
 from biphase.cli.targets import one_interrupt
 from biphase.errors import BadInput, RunFailed
 from biphase.models import DEFAULT_MODEL
@@ -44,8 +45,7 @@ def kernels(
 ) -> None:
     """Time the engine's kernels by row count: GB/s, GOP/s, share of the roof measured here, and which one is chosen."""
     wanted = _rows(rows)
-    if not 1 <= repeats <= MOST_REPEATS:
-        raise BadInput(f"--repeats {repeats}: expected 1 to {MOST_REPEATS:,}")
+    check_range("--repeats", repeats, 1, MOST_REPEATS)
     if dtype not in DTYPES:
         raise BadInput(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}; others run in torch, with its kernels")
     if activations not in ACTIVATIONS:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from biphase.cli.ranges import LONGEST_S, check_range
 from biphase.errors import BadInput
 from biphase.models import DEFAULT_MODEL
 from biphase.redaction import redacted_command
@@ -21,6 +22,8 @@ HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.
 FULL_LENGTHS = "1,16,64,128,256,384,512,768,1024,1536,2048"
 DEFAULT_LENGTHS = "1,16,128,512,2048"
 MOST_TOKENS = 1_000_000
+MOST_PROMPT = 16_777_216
+"""Tokens: the longest that biphase roofline computes, beyond any context."""
 MOST_REPEATS = 10_000
 
 Url = Annotated[
@@ -123,12 +126,14 @@ def make_plan(lengths: str | None, tokens: int, repeats: int, full: bool) -> "Pr
         wanted = tuple(int(part) for part in lengths.split(","))
     except ValueError:
         wanted = ()
-    if not wanted or min(wanted) < 1:
-        raise BadInput(f"--lengths {lengths!r}: expected whole numbers of tokens, 1 or more, as in 1,16,128")
+    if not wanted or min(wanted) < 1 or max(wanted) > MOST_PROMPT:
+        raise BadInput(
+            f"--lengths {lengths!r}: expected whole numbers of tokens, 1 or more and at most {MOST_PROMPT:,}, as in "
+            "1,16,128"
+        )
     if not 2 <= tokens <= MOST_TOKENS:
         raise BadInput(f"--tokens {tokens}: expected 2 to {MOST_TOKENS:,}; decode begins with the second token")
-    if not 1 <= repeats <= MOST_REPEATS:
-        raise BadInput(f"--repeats {repeats}: expected 1 to {MOST_REPEATS:,}")
+    check_range("--repeats", repeats, 1, MOST_REPEATS)
     return ProfilePlan(tuple(sorted(set(wanted))), tokens, repeats, BATCHES, full, probe=True)
 
 
@@ -136,8 +141,7 @@ def make_access(api_key: str | None, headers: list[str], timeout: float, ca: Pat
     """How to talk to the server."""
     from biphase.client.endpoint import Access
 
-    if not 0 < timeout < float("inf"):
-        raise BadInput(f"--timeout {timeout:g}: expected seconds, more than 0")
+    check_range("--timeout", timeout, 0.001, LONGEST_S, "seconds")
     if api_key and not api_key.isprintable():
         raise BadInput("the API key holds a control character, such as the end of a line; give the key alone")
     named = {"Authorization": f"Bearer {api_key}"} if api_key else {}

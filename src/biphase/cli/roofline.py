@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from biphase.cli.outputs import check_writable, deliver
+from biphase.cli.ranges import check_range
 
 if TYPE_CHECKING:
     from biphase.roofline.hardware import Device
     from biphase.roofline.sheet import Sheet
 
 MOST_COMBINATIONS = 500
+MOST_GPUS = 1_000_000
+MOST_BLOCKS = 1_000_000_000
 
 
 def roofline(
@@ -59,6 +62,9 @@ def roofline(
     from biphase.roofline.formats import kv_element_bytes, weight_format
     from biphase.roofline.sheet import Shape, make_sheet
 
+    for option, count in (("--tp", tp), ("--dp", dp), ("--ep", ep)):
+        check_range(option, count, 1, MOST_GPUS, "GPUs")
+    check_range("--kv-blocks", kv_blocks, 1, MOST_BLOCKS)
     check_writable(json_file)
     devices = _devices(gpu, peak_tflops, bandwidth_tbps, memory_gb)
     form = weight_format(dtype) if dtype else None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import typer
 
+from biphase.cli.ranges import LONGEST_S, check_range
 from biphase.errors import BadInput
 from biphase.models import DEFAULT_MODEL
 
@@ -55,6 +56,10 @@ def serve(
         raise BadInput(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
     if activations not in ACTIVATIONS:
         raise BadInput(f"--activations {activations}: expected one of {', '.join(ACTIVATIONS)}")
+    check_range("--kv-cache-gb", kv_cache_gb, 0.001, 1_000_000)
+    check_range("--itl-budget-ms", itl_budget_ms, 0.001, 1000 * LONGEST_S)
+    check_range("--drain-timeout", drain_timeout, 0, LONGEST_S, "seconds")
+    check_range("--health-timeout", health_timeout, 1, LONGEST_S, "seconds")
     _need_engine()
     from biphase.engine.options import EngineOptions
     from biphase.server.policy import Policy

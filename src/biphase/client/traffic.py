@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count, islice, takewhile
 from typing import Literal
 
 import msgspec
@@ -145,15 +145,18 @@ def _below(moments: Iterator[float], end: float) -> Iterator[float]:
         yield moment
 
 
+def recorded(workload: Workload, speed: float, duration_s: float) -> list[float]:
+    """Moments of a trace's requests in seconds from its first, gaps divided by ``speed``, below ``duration_s``."""
+    start = workload.items[0].at_s or 0.0
+    moments = (((item.at_s or 0.0) - start) / speed for item in workload.items)
+    return list(takewhile(lambda at: at < duration_s, moments))
+
+
 def _as_recorded(
     workload: Workload, speed: float, duration_s: float, fitter: Fitter
 ) -> Iterator[tuple[float, Numbered]]:
-    start = workload.items[0].at_s or 0.0
     number = 0
-    for item in workload.items:
-        at = ((item.at_s or 0.0) - start) / speed
-        if at >= duration_s:
-            return
+    for at, item in zip(recorded(workload, speed, duration_s), workload.items, strict=False):
         fitted = fitter.fit(item)
         if fitted is not None:
             yield at, Numbered(fitted, 0, number)

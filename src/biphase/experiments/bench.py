@@ -17,6 +17,7 @@ from biphase.analysis.bench_result import (
     analyse_level,
     as_profile,
     choose,
+    window_of,
 )
 from biphase.analysis.bench_verdicts import run_verdicts
 from biphase.analysis.goodput import REFUSED_STATUS
@@ -31,10 +32,10 @@ from biphase.client.openai import Call, request
 from biphase.client.record import Keep, Record, RunFacts
 from biphase.client.scrape import scrape
 from biphase.client.tokenize import LocalTokenizer
-from biphase.client.traffic import CallMaker, Fitter, Load
+from biphase.client.traffic import CallMaker, Fitter, Load, check_size, recorded
 from biphase.client.workers import SendCall, worker_pool
 from biphase.client.workloads import Workload, describe
-from biphase.errors import RunFailed
+from biphase.errors import BadInput, BiphaseError, RunFailed
 from biphase.experiments.bench_laws import measure_laws
 from biphase.experiments.facts import INTERRUPTED, foreign_tokens, run_facts
 from biphase.experiments.load_run import Level, LevelRunner, Progress, Timing, interrupted
@@ -67,6 +68,29 @@ class BenchPlan:
     seed: int | None = None
 
 
+def check_loads(plan: BenchPlan) -> None:
+    """``BadInput`` where a level is too much to be prepared, or where no request can be expected to be measured."""
+    timing = plan.timing
+    longest = timing.duration_s * (MOST_STRETCHED if plan.search else 1.0)
+    for load in plan.loads:
+        check_size(plan.workload, load, timing.duration_s, timing.most)
+        expected = expected_in_window(plan.workload, load, longest, plan.warmup_s)
+        if expected is not None and expected < 1:
+            raise BadInput(
+                f"{load}: {expected:.2g} requests are to be expected in the {timing.duration_s:g} s of a level after "
+                "its warm-up; raise it, or --duration"
+            )
+
+
+def expected_in_window(workload: Workload, load: Load, duration_s: float, warmup_s: float | None) -> float | None:
+    """Requests of an open loop that are due in the part of a level that is measured; None in a closed loop."""
+    if load.kind == "closed":
+        return None
+    moments = recorded(workload, load.level, duration_s) if load.kind == "trace" else [duration_s]
+    window = window_of(LevelRun(load, (), 0.0, moments[-1]), warmup_s)
+    return sum(map(window.holds, moments)) if load.kind == "trace" else load.level * window.seconds
+
+
 async def measure(
     url: str,
     model: str | None,
@@ -96,7 +120,9 @@ async def measure(
             whole = all(record.error is None or record.status in REFUSED_STATUS for record in run.counted)
             foreign = await foreign_tokens(target, before, run.counted) if whole else None
             facts = replace(facts, foreign_tokens=foreign)
-        except RunFailed as failure:
+        except BiphaseError as failure:
+            if isinstance(failure, BadInput) and not run.levels:
+                raise
             error = str(failure)
         except asyncio.CancelledError:
             error = INTERRUPTED

@@ -215,13 +215,17 @@ def custom_device(peak_tflops: float, bandwidth_tbps: float, memory_gb: float) -
     return checked(device, "the device given")
 
 
+LEAST, MOST = 1e-6, 1e9
+"""Of any number of a device in its unit (TFLOP/s, TB/s, GB): a megabyte a second is less than any has."""
+
+
 def checked(device: Device, source: str) -> Device:
     """The device, or BadInput for a number that no device can have."""
     numbers: dict[str, Any] = {"bandwidth_tbps": device.bandwidth_tbps, "memory_gb": device.memory_gb}
     numbers |= {f"peak_tflops {dtype}": peak for dtype, peak in device.peak_tflops.items()}
     for what, value in numbers.items():
-        if value is not None and not 0.0 < value < 1e9:
-            raise BadInput(f"{source}: {what} must be a positive finite number, found {value}")
+        if value is not None and not LEAST <= value <= MOST:
+            raise BadInput(f"{source}: {what} must be a positive finite number, {LEAST:g} to {MOST:g}, found {value}")
     for constants in device.measured:
         if not (0.0 < constants.memory <= 1.0 and 0.0 < constants.compute <= 1.0 and constants.launch_us >= 0.0):
             raise BadInput(f"{source}: the constants for {constants.dtype} must be fractions in (0, 1], launch_us >= 0")
