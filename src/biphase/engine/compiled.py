@@ -11,6 +11,7 @@ from numba import get_num_threads
 from numpy.typing import NDArray
 
 from biphase.engine.config import ModelConfig
+from biphase.engine.first_touch import FirstTouch
 from biphase.engine.kernels import few_rows_step as few
 from biphase.engine.kernels import many_rows_step as many
 from biphase.engine.kernels.image import PackedModel
@@ -46,6 +47,7 @@ class CompiledModel:
         self.words = words
         self.packed = packed
         self.crossover = MOST_FEW_ROWS + 1
+        self._first_touch = FirstTouch((cache.k, cache.v))
         self._team = new_team()
         self._few_work: dict[tuple[int, int], few.Work] = {}
         self._many_work: dict[tuple[int, int], many.ManyRowsWork] = {}
@@ -70,6 +72,7 @@ class CompiledModel:
     def _forward(self, rows: Rows, singles: list[Ids32], chunks: Sequence[PrefillChunk]) -> Logits:
         sampled = [*range(len(singles)), *(chunk.end - 1 for chunk in chunks if chunk.samples)]
         logits = np.empty((len(sampled), self.config.vocab_size), dtype=np.float32)
+        self._first_touch.advance(int(rows.slots.max()) // BLOCK, len(rows.slots))
         if choose_program(len(rows.tokens), self.crossover) is Program.FEW:
             self._run_few(rows, singles, chunks, sampled, logits)
         else:

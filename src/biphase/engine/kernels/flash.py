@@ -59,6 +59,10 @@ KEYS = 64
 TILES = features().tiles
 _VECTOR_ROWS = 4 if features().int8_dot else 1
 """Rows whose sums stay in registers: 4 x 4 of 32, or what half-width registers hold."""
+_LEAST_ROWS = 16 if TILES else 8
+"""Rows that an item's queries come in multiples of: AMX takes no less time for fewer than 16."""
+_CONVERSION = 32 if TILES else 3
+"""Queries of one head with which a converted block could be used in the time that its conversion takes."""
 _PAIR = 2 * TILE_BYTES
 """A tile of upper words and one of lower, or 32 x 16 numbers in float32."""
 _LOG2_E = 1.4426950408889634
@@ -210,7 +214,7 @@ def _convert_values(v: Any, shape: Any, chunk: Any, head: Any, token: Any, out: 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _most_queries(shape: Any) -> Any:
-    """Queries of an item: 18 row tiles of all heads of a group; converting a block costs as much as using it with 2."""
+    """Queries of an item: 18 row tiles of all heads of a group; converting a block for them costs at most a tenth."""
     return max(16, 288 // (shape.heads // shape.kv_heads) // 16 * 16)
 
 
@@ -221,9 +225,10 @@ def query_tile(chunk: Any, shape: Any, threads: Any) -> Any:
     best = most
     if (chunk.rows + most - 1) // most * shape.kv_heads < 4 * threads:
         least = np.int64(1 << 60)
-        for tile in range(most, 0, -16):
+        for tile in range(most, 0, -_LEAST_ROWS):
             items = (chunk.rows + tile - 1) // tile * shape.kv_heads
-            cost = (items + threads - 1) // threads * (min(tile, chunk.rows) * shape.heads // shape.kv_heads + 32)
+            each = min(tile, chunk.rows) * shape.heads // shape.kv_heads + _CONVERSION
+            cost = (items + threads - 1) // threads * each
             if cost < least:
                 best, least = tile, cost
     return best
@@ -331,25 +336,25 @@ def _attend_block(shape: Any, chunk: Any, block: Any, tiles: Any, begin: Any, en
     dim, group, size = shape.head_dim, shape.heads // shape.kv_heads, _row_tile_bytes(shape.head_dim)
     state, key = scratch + _ROW_TILES, block * KEYS
     for row in range(begin, end, 16):
-        position = chunk.past + row
-        top = position + min(16, end - row) - 1
+        rows, position = min(16, end - row), chunk.past + row
+        top = position + rows - 1
         seen = key <= top and (shape.window == 0 or key + KEYS > position - shape.window + 1)
         masked = key + KEYS - 1 > position or (shape.window > 0 and key <= top - shape.window)
         for _ in range(group):
             if seen:
                 scores, chances, sums = scratch + _SCORES, scratch + _CHANCES, state + _steps(dim) * _PAIR
-                _multiply(state, _steps(dim), tiles, _steps(dim) * _PAIR, _PAIR, scores, False)
+                _multiply(state, rows, _steps(dim), tiles, _steps(dim) * _PAIR, _PAIR, scores, False)
                 if masked:
-                    _mask(scores, position - key, shape.window, scratch + _MASKS)
-                _soften(scores, chances, sums, _padded(dim))
-                _add_values(chances, tiles + _key_tiles(dim), _padded(dim) // 16, sums)
+                    _mask(scores, rows, position - key, shape.window, scratch + _MASKS)
+                _soften(scores, rows, chances, sums, _padded(dim))
+                _add_values(chances, rows, tiles + _key_tiles(dim), _padded(dim) // 16, sums)
             state += size
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _mask(scores: Any, position: Any, window: Any, masks: Any) -> None:
+def _mask(scores: Any, rows: Any, position: Any, window: Any, masks: Any) -> None:
     """Hide what row i, at ``position + i`` counted from the block's first key, does not see."""
-    for i in range(16):
+    for i in range(rows):
         after = position + i + 1
         before = after - window if window else 0
         for tile in range(KEYS // 16):
@@ -401,11 +406,11 @@ _power2 = operation(float32x16, [float32x16], _emit_power2)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _soften(scores: Any, chances: Any, sums: Any, padded: Any) -> None:
-    """2**(score - maximum) of 64 keys for 16 rows, as words; the sums so far are brought to the new maxima."""
+def _soften(scores: Any, rows: Any, chances: Any, sums: Any, padded: Any) -> None:
+    """2**(score - maximum) of 64 keys for ``rows`` rows; the sums so far are brought to the new maxima."""
     maxima = sums + 64 * padded
     _raise_maxima(scores, maxima, sums)
-    for i in range(16):
+    for i in range(rows):
         at, normalizer, level = scores + 64 * i, maxima + 128 + 64 * i, load_fill_f32(maxima + 4 * i)
         a, b = _power2(load_f32(at) - level), _power2(load_f32(at + TILE_BYTES) - level)
         c, d = _power2(load_f32(at + 2 * TILE_BYTES) - level), _power2(load_f32(at + 3 * TILE_BYTES) - level)
@@ -430,21 +435,21 @@ def _raise_maxima(scores: Any, maxima: Any, sums: Any) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _add_values(chances: Any, values: Any, columns: Any, sums: Any) -> None:
+def _add_values(chances: Any, rows: Any, values: Any, columns: Any, sums: Any) -> None:
     for column in range(0, columns, 4):
-        _multiply(chances, 2, values + column * _PAIR, _PAIR, columns * _PAIR, sums + column * TILE_BYTES, True)
+        _multiply(chances, rows, 2, values + column * _PAIR, _PAIR, columns * _PAIR, sums + column * TILE_BYTES, True)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _multiply(left: Any, steps: Any, right: Any, column: Any, step: Any, out: Any, add: Any) -> None:
-    """A row tile with four tiles of columns, ``column`` bytes apart, over ``steps`` inner tiles, ``step`` bytes apart.
+def _multiply(left: Any, rows: Any, steps: Any, right: Any, column: Any, step: Any, out: Any, add: Any) -> None:
+    """``rows`` rows of a tile with four tiles of columns, ``column`` bytes apart; inner tiles ``step`` bytes apart.
 
-    Four float32 tiles at ``out``, which are added to where ``add``.
+    Rows up to the next multiple of what the processor takes at once are computed too. Four float32 tiles at ``out``, which are added to where ``add``.
     """
     if TILES:
         _multiply_tiles(left, steps, right, column, step, out, add)
         return
-    for row in range(0, 1024, 64 * _VECTOR_ROWS):
+    for row in range(0, 64 * rows, 64 * _VECTOR_ROWS):
         if not add:
             for at in range(out + row, out + row + 64 * _VECTOR_ROWS, 64):
                 for tile in range(0, 4 * TILE_BYTES, TILE_BYTES):
