@@ -69,9 +69,15 @@ def test_compare_takes_two_benches(tmp_path: Path, workload: str) -> None:
     for name, first_s in (("a", 0.02), ("b", 0.08)):
         with slot_server(slots=8, first_s=first_s, gap_s=0.002) as url:
             words = ("--workload", workload, "--rate", "24", "--arrivals", "constant", "--duration", "1")
-            assert biphase("bench", url, *words, "--json", str(tmp_path / f"{name}.json")).returncode == 0
-    compared = biphase("compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--fail-if-worse", "50%")
+            slo = ("--slo", "ttft=60ms")
+            assert biphase("bench", url, *words, *slo, "--json", str(tmp_path / f"{name}.json")).returncode == 0
+    named = [str(tmp_path / f"{name}.json") for name in ("a", "b")]
+    compared = biphase("compare", *named, "--fail-if-worse", "50%", "--json", str(tmp_path / "c.json"))
     assert compared.returncode == 1
+    assert "goodput under constant arrivals at 24 requests/s x 0.00" in compared.stderr
+    levels = {level["name"]: level for level in json.loads((tmp_path / "c.json").read_text())["levels"]}
+    assert levels["goodput"]["second"] == 0
+    assert levels["attained"]["outcome"] == "worse"
     assert "prefill of 32 tokens" in compared.stderr
     assert "prefill of 128 tokens" in compared.stderr
 

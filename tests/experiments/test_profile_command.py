@@ -1,7 +1,6 @@
 """``biphase profile`` against scripted servers, as a user runs it: outputs, files, statuses, signals."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,19 +12,20 @@ import pytest
 
 from biphase.analysis.profile_result import ProfileResult
 from biphase.client.record import read_records
+from tests.in_process import biphase
 from tests.scripted_server import scripted
 
 QUICK = {"first_token_s": 0.002, "gap_s": 0.001}
-ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("BIPHASE_API_KEY", "OPENAI_API_KEY")}
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "biphase", "profile", *words]
+@pytest.fixture(autouse=True)
+def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are measured four times for the sake of their laws, of which nothing is asked here."""
+    monkeypatch.setattr("biphase.experiments.profile.ROUNDS", 1)
 
 
-def profile(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    environment = {**ENVIRONMENT, **environment}
-    return subprocess.run(command(*words), check=False, capture_output=True, text=True, timeout=60, env=environment)
+def profile(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return biphase("profile", *words, **environment)
 
 
 SHORT = ("--lengths", "2,8", "--tokens", "3", "--repeats", "2")
@@ -58,16 +58,16 @@ def test_the_key_comes_from_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "line"),
+    ("script", "timeout", "line"),
     [
-        ({"completions": False, "chat": False}, "HTTP 404"),
-        ({"status": 500}, "HTTP 500: scripted refusal"),
-        ({"silent": True}, "no answer within the time limit; a longer one: --timeout SECONDS"),
+        ({"completions": False, "chat": False}, "20", "HTTP 404"),
+        ({"status": 500}, "20", "HTTP 500: scripted refusal"),
+        ({"silent": True}, "0.2", "no answer within the time limit; a longer one: --timeout SECONDS"),
     ],
 )
-def test_a_failure_is_one_line_and_status_1(script: dict[str, Any], line: str) -> None:
+def test_a_failure_is_one_line_and_status_1(script: dict[str, Any], timeout: str, line: str) -> None:
     with scripted(**QUICK, **script) as url:
-        ended = profile(url, *SHORT, "--timeout", "1")
+        ended = profile(url, *SHORT, "--timeout", timeout)
     assert ended.returncode == 1
     errors = [found for found in ended.stderr.splitlines() if found.startswith("biphase: ")]
     assert len(errors) == 1
@@ -107,9 +107,8 @@ def test_a_signal_keeps_what_was_measured(
         words = [url, "--lengths", "2", "--tokens", "3", "--repeats", "1000"]
         files = ["--records", str(path), "--json", str(output)]
         ignoring = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"] if background else []
-        running = subprocess.Popen(
-            [*ignoring, *command(*words, *files)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, "-m", "biphase", "profile", *words, *files]
+        running = subprocess.Popen([*ignoring, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline and (not path.exists() or path.read_bytes().count(b"\n") < 5):
             time.sleep(0.05)
@@ -165,15 +164,13 @@ def test_bad_input_is_one_line_and_status_2(words: tuple[str, ...], line: str) -
 
 
 def test_compare_fails_ci_when_the_second_is_slower(tmp_path: Path) -> None:
-    for name, gap in (("a", 0.005), ("b", 0.015)):
+    for name, gap in (("a", 0.004), ("b", 0.012)):
         with scripted(first_token_s=0.002, gap_s=gap) as url:
             words = ("--lengths", "4", "--tokens", "6", "--repeats", "5", "--json", str(tmp_path / f"{name}.json"))
             assert profile(url, *words).returncode == 0
 
-    def compare(*words: str) -> subprocess.CompletedProcess[str]:
-        files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
-        whole = [sys.executable, "-m", "biphase", "compare", *files, *words]
-        return subprocess.run(whole, check=False, capture_output=True, text=True, timeout=60)
+    def compare(*words: str) -> "subprocess.CompletedProcess[str]":
+        return biphase("compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), *words)
 
     slower = compare("--fail-if-worse", "5%", "--json", str(tmp_path / "c.json"))
     assert slower.returncode == 1

@@ -15,6 +15,7 @@ from biphase.cli.split import make_plan, parse_time
 from biphase.errors import BadInput
 from tests.analysis.engine_pages import PAGES
 from tests.analysis.exposition import texts
+from tests.in_process import biphase
 from tests.metrics_server import Answer, metrics_server, pages
 
 BEFORE, AFTER = texts("python", PAGES["vllm new"].metrics)
@@ -25,9 +26,8 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "biphase", "split", *words]
 
 
-def split(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    environment = {**ENVIRONMENT, **environment}
-    return subprocess.run(command(*words), check=False, capture_output=True, text=True, timeout=100, env=environment)
+def split(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return biphase("split", *words, **environment)
 
 
 def test_table_on_stdout_and_all_files(tmp_path: Path) -> None:
