@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from biphase.analysis.comparing import Profile, Row, differences, read_profile, worse_than
+from biphase.analysis.comparing import Profile, Row, compare, differences, read_profile, worse_than
 from biphase.analysis.latency import Spread
 from biphase.errors import BadInput
 
@@ -34,6 +34,8 @@ def test_the_interval_by_hand() -> None:
         (spread(90, 1), "better"),
         (spread(103, 20), "no difference"),
         (spread(300, 0, n=1), "no difference"),
+        (spread(300, 0, n=0), "no difference"),
+        (Spread(1e-300, 0.0, 1e300, 0.0, 1e300, 5), "no difference"),
     ],
 )
 def test_outcomes(second: Spread, outcome: str) -> None:
@@ -55,7 +57,7 @@ def test_both_phases_and_only_common_lengths() -> None:
 
 def test_nothing_in_common_is_said() -> None:
     with pytest.raises(BadInput, match="no prompt length in common"):
-        differences(profile(spread(1, 0)), profile(spread(1, 0), length=9))
+        compare(profile(spread(1, 0)), profile(spread(1, 0), length=9))
 
 
 def test_files_that_are_no_profiles(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_compare_fails_ci_when_the_second_is_slower(tmp_path: Path) -> None:
 
     slower = compare("--fail-if-worse", "5%", "--json", str(tmp_path / "c.json"))
     assert slower.returncode == 1
-    assert "biphase: slower by more than 5%: " in slower.stderr
+    assert "biphase: worse by more than 5%: " in slower.stderr
     assert "decode of 4 tokens x" in slower.stderr
     found = {d["name"]: d for d in json.loads((tmp_path / "c.json").read_text())["differences"]}
     assert found["decode"]["outcome"] == "worse"
