@@ -66,6 +66,28 @@ def test_windows_of_each_family() -> None:
     assert spans(model(model_type="qwen3", sliding_window=8, use_sliding_window=True, layer_types=listed)) == [0, 8]
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "smollm3"])
+def test_a_switched_window_counts_only_where_it_is_on(family: str) -> None:
+    """As transformers reads these families: off unless it is on, and 28 full layers where nothing else is said."""
+    windowed = {"model_type": family, "num_hidden_layers": 30, "sliding_window": 8}
+    assert spans(model(**windowed)) == [0] * 30
+    assert spans(model(**windowed, use_sliding_window=False, max_window_layers=0)) == [0] * 30
+    assert spans(model(**windowed, use_sliding_window=True)) == [0] * 28 + [8, 8]
+    assert spans(model(**windowed, use_sliding_window=True, max_window_layers=1)) == [0] + [8] * 29
+    assert spans(model(**windowed, use_sliding_window=True, max_window_layers=30)) == [0] * 30
+    with pytest.raises(BadInput, match="use_sliding_window must be true or false, found 'false'"):
+        model(**windowed, use_sliding_window="false")
+
+
+def test_a_mixture_s_switched_window_counts_only_where_it_is_on() -> None:
+    sparse = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "sliding_window": 8}
+    for family in ("qwen2_moe", "qwen3_moe"):
+        moe = {"model_type": family, **sparse}
+        moe |= {"shared_expert_intermediate_size": 32} if family == "qwen2_moe" else {}
+        assert spans(model(**moe)) == [0, 0]
+        assert spans(model(**moe, use_sliding_window=True, max_window_layers=1)) == [0, 8]
+
+
 def test_mixture_by_hand() -> None:
     expert = 3 * 64 * 32
     attention = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 2 * 16

@@ -11,6 +11,11 @@ from typing import Any
 from biphase.errors import BadInput
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+SWITCHED = ("qwen2", "qwen3")
+"""Families with a window only where ``use_sliding_window`` is true, and from layer ``max_window_layers`` on."""
+FULL_LAYERS = 28
+"""The default of ``max_window_layers`` in transformers."""
+SLIDING = "sliding_attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Any], where: st
         num_kv_heads=_count(values, "attention.head_count_kv", where, default=heads),
         head_dim=head_dim,
         vocab_size=tensors["token_embd.weight"][0] if "token_embd.weight" in tensors else 0,
-        max_position=_count(values, "context_length", where),
+        max_position=_context(values, family, where),
         norm_eps=_positive(values, "attention.layer_norm_rms_epsilon", where),
         rope_theta=float(values.get("rope.freq_base", 10000.0)),
         rope_scaling=RopeScaling(factor) if scaling == "linear" and factor != 1.0 else None,
@@ -125,6 +130,14 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Any], where: st
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
         tied_embeddings="output.weight" not in tensors,
     )
+
+
+def _context(values: Mapping[str, Any], family: str, where: str) -> int:
+    """Of a GGUF file; a window bounds it as ``_max_position`` does, and is of no meaning to a switched family."""
+    limit = _count(values, "context_length", where)
+    if not values.get("attention.sliding_window") or family in SWITCHED:
+        return limit
+    return min(limit, _count(values, "attention.sliding_window", where))
 
 
 def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
@@ -138,15 +151,36 @@ def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
         raise BadInput(f"{where}: mlp_bias is not served by this engine")
     if config.get("attention_bias") and config.get("model_type") in ("llama", "mistral", "qwen3"):
         raise BadInput(f"{where}: attention_bias (with a bias on the output projection) is not served by this engine")
-    if config.get("use_sliding_window"):
-        raise BadInput(f"{where}: use_sliding_window is not served by this engine; set it to false")
+    if (switch := config.get("use_sliding_window")) not in (None, False, True):
+        raise BadInput(f"{where}: use_sliding_window is {switch!r}, expected true or false")
+    if switch and config.get("model_type") not in SWITCHED:
+        raise BadInput(f"{where}: use_sliding_window is no field of {config.get('model_type')}; remove it or set false")
+    kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind not in ("full_attention", SLIDING) for kind in kinds):
+        raise BadInput(f"{where}: layer_types is {kinds!r}; this engine serves full_attention and {SLIDING}")
 
 
 def _max_position(config: Mapping[str, Any], where: str) -> int:
     """Within a sliding window the model is an ordinary one (Mistral 7B v0.1), so the window bounds the context."""
     limit = _count(config, "max_position_embeddings", where)
-    window = config.get("sliding_window")
-    return min(limit, window) if window and config["model_type"] == "mistral" else limit
+    if not config.get("sliding_window") or not _slides(config, where):
+        return limit
+    return min(limit, _count(config, "sliding_window", where))
+
+
+def _slides(config: Mapping[str, Any], where: str) -> bool:
+    """Whether the window of a config counts in any layer."""
+    switched = config["model_type"] in SWITCHED
+    if switched and not config.get("use_sliding_window"):
+        return False
+    if config.get("layer_types"):
+        return SLIDING in config["layer_types"]
+    if switched:
+        first = config.get("max_window_layers", FULL_LAYERS)
+        if not isinstance(first, int) or first < 0:
+            raise BadInput(f"{where}: max_window_layers is {first!r}, expected a whole number, 0 or more")
+        return first < _count(config, "num_hidden_layers", where)
+    return bool(config["model_type"] == "mistral")
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -24,7 +24,8 @@ class Traits:
 
     ``qkv_bias``: biases although no field says so; ``out_follows``: attention_bias also covers o_proj;
     ``qk_norm``: "head" norms each head, "width" norms the whole projection; ``norms``: vectors of hidden size a layer;
-    ``local_every``: with n, every n-th layer is full and the others slide; ``tied``: the default of the family.
+    ``local_every``: with n, every n-th layer is full and the others slide; ``switched``: a window counts only where
+    use_sliding_window is true, and from layer max_window_layers on; ``tied``: the default of the family.
     """
 
     qkv_bias: bool = False
@@ -32,17 +33,20 @@ class Traits:
     qk_norm: str = ""
     norms: int = 2
     local_every: int = 0
+    switched: bool = False
     tied: bool = False
 
 
+FULL_LAYERS = 28
+"""Layers without a window where a config of a switched family does not say how many, as in transformers."""
 TRAITS: dict[str, Traits] = {
     "llama": Traits(),
     "mistral": Traits(),
     "ministral": Traits(),
     "granite": Traits(),
-    "qwen2": Traits(qkv_bias=True, out_follows=False),
-    "qwen3": Traits(qk_norm="head"),
-    "smollm3": Traits(tied=True),
+    "qwen2": Traits(qkv_bias=True, out_follows=False, switched=True),
+    "qwen3": Traits(qk_norm="head", switched=True),
+    "smollm3": Traits(switched=True, tied=True),
     "phi3": Traits(),
     "olmo2": Traits(qk_norm="width"),
     "gemma": Traits(tied=True),
@@ -100,14 +104,14 @@ def masks(source: Source, traits: Traits) -> list[Mask]:
     fields = source.fields
     count = fields.count("num_hidden_layers")
     window = fields.count("sliding_window", 0, least=0) or None
-    if "use_sliding_window" in fields and not fields.flag("use_sliding_window"):
+    if not fields.flag("use_sliding_window", not traits.switched):
         window = None
     if traits.local_every:
         kinds = layer_types(source, count, _alternating(source, count, traits.local_every))
     elif window is None:
         kinds = layer_types(source, count, ["full_attention"] * count)
     else:
-        first = fields.count("max_window_layers", 0, least=0) if "use_sliding_window" in fields else 0
+        first = fields.count("max_window_layers", FULL_LAYERS if traits.switched else 0, least=0)
         default = ["full_attention" if i < first else "sliding_attention" for i in range(count)]
         kinds = layer_types(source, count, default)
     return [mask_of(kind, window, source) for kind in kinds]
