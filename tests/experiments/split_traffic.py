@@ -12,8 +12,8 @@ from biphase.client.openai import Call, make_call
 from biphase.client.record import Record
 from biphase.experiments.split import Origin, SplitPlan, SplitResult, measure
 
-ENDLESS = SplitPlan(None, 0.2)
-SETTLE_S = 0.6  # engines count a request a moment after its last byte
+ENDLESS = SplitPlan(None, 0.1)
+SETTLE_S = 0.3  # engines count a request a moment after its last byte
 
 
 async def _send(target: Target, shapes: Sequence[tuple[int, int]], concurrency: int) -> list[Record]:

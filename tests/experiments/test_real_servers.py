@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import pytest
 
 from biphase.client.record import read_records
 from tests.experiments.llama_cpp import llama_cpp_server
+from tests.in_process import biphase
 
 
 @pytest.fixture(scope="module")
@@ -20,11 +19,16 @@ def llama_cpp() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(autouse=True)
+def one_round_of_two_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rounds and streams are for the law of decode, of which nothing is asked here; the server has two slots."""
+    monkeypatch.setattr("biphase.experiments.profile.ROUNDS", 1)
+    monkeypatch.setattr("biphase.cli.profile_options.BATCHES", (2,))
+
+
 def profile(url: str, tmp_path: Path, lengths: str = "1,16,64") -> dict[str, Any]:
     words = ["--lengths", lengths, "--tokens", "4", "--repeats", "2"]
-    files = ["--json", str(tmp_path / "p.json"), "--records", str(tmp_path / "r.jsonl")]
-    command = [sys.executable, "-m", "biphase", "profile", url, *words, *files]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
+    ended = biphase("profile", url, *words, "--json", str(tmp_path / "p.json"), "--records", str(tmp_path / "r.jsonl"))
     assert ended.returncode == 0, ended.stderr
     result: dict[str, Any] = json.loads((tmp_path / "p.json").read_text())
     return result

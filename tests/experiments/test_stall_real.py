@@ -14,6 +14,12 @@ from tests.experiments.llama_cpp import llama_cpp_server
 from tests.timing import holds_when_undisturbed
 
 
+@pytest.fixture(autouse=True)
+def few_steps_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams that end too early are sent again, longer: 48 steps in hand are for measurements that users wait for."""
+    monkeypatch.setattr("biphase.experiments.stall.AFTER_STEPS", 16)
+
+
 def stall(url: str, plan: StallPlan) -> ServerStall:
     run = Run(lambda line: None, lambda done, total, what: None, "0")
     return clock.run(measure(url, None, Access(), plan, "server", run))
@@ -44,7 +50,7 @@ def test_the_budget_of_the_built_in_engine() -> None:
 
 @pytest.mark.timeout(400)
 def test_the_batch_size_of_llama_cpp() -> None:
-    with llama_cpp_server(slots=3, context=6144, batch=64, threads=1) as url:
+    with llama_cpp_server(slots=3, context=6144, batch=64) as url:
         check(url, StallPlan(victims=2, prompt=220, repeats=1), 64)
 
 
