@@ -13,6 +13,7 @@ process in the middle of the last era: every client must be told within seconds,
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -31,7 +32,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from biphase.server.launch import managed_server
-from soak_requests import BLOCK, KINDS, PATIENCE_S, Client, EndedError, Known, WrongError, ask_alone
+from soak_requests import BLOCK, KINDS, PATIENCE_S, TIES, Client, EndedError, Known, WrongError, ask_alone
 
 END_SECONDS = 20.0
 """Within which everything must have ended after a kill: 3 s for streams and 2 s for the engine, on a busy machine."""
@@ -55,6 +56,7 @@ class Plan:
     lengths: tuple[int, int]
     answers: int
     seed: int
+    dtype: str
     kill: str | None = None
 
 
@@ -144,19 +146,19 @@ class Soak:
         _, _, text = await client.whole("/tokenize", {"prompt": "It was the best of times, it was the worst. " * 40})
         found = []
         for body in self._bodies(text["tokens"]):
-            found.append(await ask_alone(client, body))
+            found.append(await ask_alone(client, body, TIES[self.plan.dtype]))
             if len(found) % 10 == 0:
                 self.console.print(f"  {len(found)} of {self.plan.knowns} answers alone")
         return [known for known in found if known.texts]
 
     def _bodies(self, corpus: list[int]) -> Iterator[dict[str, Any]]:
-        """Prompts from a few places of one text, so that some begin alike; four in five greedy."""
+        """Prompts from a few places of one text, so that some begin alike; four in five greedy, or all of them."""
         low, high = self.plan.lengths
         starts = [self.rng.randrange(len(corpus)) for _ in range(max(self.plan.knowns // 3, 1))]
         for n in range(self.plan.knowns):
             start, length = self.rng.choice(starts), self.rng.randint(low, high)
             prompt = [corpus[(start + place) % len(corpus)] for place in range(length)]
-            greedy = n % 5 != 4
+            greedy = n % 5 != 4 or self.plan.dtype != "float32"
             yield {
                 "prompt": prompt,
                 "max_tokens": self.rng.randint(4, self.plan.answers),
@@ -215,6 +217,7 @@ class Soak:
         except WrongError as wrong:
             self.report.book(name, "wrong")
             self.report.wrong.append(f"{name}: {wrong}")
+            self.console.print(f"  {name}: {wrong}"[:600], markup=False)
         except TimeoutError:
             self.report.book(name, "hung")
             self.report.wrong.append(f"{name}: nothing came for {PATIENCE_S:.0f} s")
@@ -300,7 +303,8 @@ def soak(plan: Plan, console: Console) -> Report:
     report = Report()
     with managed_server(plan.model, *plan.options) as server:
         console.print(f"server {server.url}: answers alone first")
-        asyncio.run(Soak(plan, server.url, server.pid, report, console).run())
+        with contextlib.suppress(KeyboardInterrupt):  # what was seen until then is shown
+            asyncio.run(Soak(plan, server.url, server.pid, report, console).run())
         death = server.death()
         if plan.kill is None and death is not None:
             report.wrong.append(death)
@@ -335,9 +339,7 @@ def render(report: Report, console: Console) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument(
-        "--dtype", default="auto", help="of biphase serve; auto and float32 promise the same tokens always"
-    )
+    parser.add_argument("--dtype", default="auto", choices=tuple(TIES), help="of biphase serve")
     parser.add_argument("--random-weights", action="store_true", help="MODEL is a config.json's folder")
     parser.add_argument("--knowns", type=int, default=40, help="requests whose answers are known")
     parser.add_argument("--answers", type=int, default=80, help="tokens of an answer at most")
@@ -359,6 +361,7 @@ def main() -> None:
         lengths=(1, 300),
         answers=asked.answers,
         seed=asked.seed,
+        dtype=asked.dtype,
         kill=asked.kill,
     )
     report = soak(plan, Console(stderr=True))

@@ -1,7 +1,8 @@
 """The requests of bench/soak.py: random ones whose right answers are known, because each was asked alone before.
 
-Only ``float32`` promises that an answer alone is the answer in a batch, so the soak serves in it. A known answer ends
-before the first token whose best two lie closer than ``TIE`` nats: there a sum in another order may decide.
+A known answer ends before the first token whose best two lie closer than ``TIES`` nats: there a sum in another order
+may decide. A draw has thousands of such edges, which float32 alone keeps where they are: other engines are asked for
+greedy answers only.
 """
 
 import asyncio
@@ -14,7 +15,8 @@ from typing import Any
 
 import aiohttp
 
-TIE = 1e-4
+TIES = {"float32": 1e-4, "auto": 0.02}
+"""By ``--dtype``: logits of the default engine lie within 0.009 of those of float32, whatever runs beside them."""
 BLOCK = 16
 """Tokens of a KV block."""
 PATIENCE_S = 180.0
@@ -133,13 +135,13 @@ def check_refusal(status: int, headers: dict[str, str], body: Any) -> None:
     raise EndedError(f"HTTP {status}")
 
 
-async def ask_alone(client: Client, body: dict[str, Any]) -> Known:
+async def ask_alone(client: Client, body: dict[str, Any], tie: float) -> Known:
     """Ask while nothing else runs, and keep what is no tie."""
     texts, tokens, finish = [], [], ""
     async for chunk in client.events("/v1/completions", {**body, "logprobs": 2}):
         choice = chunk["choices"][0]
         best = sorted(choice["logprobs"]["top_logprobs"][0].values(), reverse=True) if choice["logprobs"] else [0.0]
-        if len(best) > 1 and best[0] - best[1] < TIE:
+        if len(best) > 1 and best[0] - best[1] < tie:
             break
         texts.append(choice["text"])
         tokens.append(choice["logprobs"]["tokens"][0])

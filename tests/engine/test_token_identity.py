@@ -1,5 +1,6 @@
 """The promise of docs/engine.md: greedy tokens are the same cold, on a cache hit, after eviction, chunked at any size,
-preempted and resumed, alone and in a batch. Sampled tokens are too, being keyed by seed and position, but for draws that fall on an edge.
+preempted and resumed, alone and in a batch. Sampled tokens are too, being keyed by seed and position, but for draws
+that fall on an edge.
 
 ``PROMISED`` are the values of ``--dtype`` for which that is promised; each is held to all of it.
 """
@@ -75,7 +76,7 @@ def alone(model: Model, params: SamplingParams = GREEDY) -> list[list[int]]:
 
 
 def agree(model: Model, found: list[list[int]], params: SamplingParams, prompts: Iterable[tuple[int, ...]]) -> bool:
-    """Whether tokens are those of ``alone``, but for draws on an edge between two. Runs requests: ask before, not after.
+    """Whether tokens are those of ``alone``, but for draws on an edge between two. Runs requests: ask before.
 
     Two shapes of a matrix product differ in the last bits of their sums, so an edge may lie on either side of a draw.
     """

@@ -74,7 +74,7 @@ class SafetensorsFolder:
 class RandomSource:
     """A ``TensorSource`` of normal noise in a config's shapes: speed, not sense. 0.02 is the usual initialisation.
 
-    A tensor's numbers depend on ``seed`` and its name: several threads read, in any order.
+    A tensor's numbers depend on ``seed`` and its name, not on who reads it when, or in which type.
     """
 
     def __init__(self, config: ModelConfig, where: str, seed: int = 0, std: float = 0.02) -> None:
@@ -92,7 +92,7 @@ class RandomSource:
         if len(shape) == 1:
             return (torch.zeros if name.endswith(".bias") else torch.ones)(shape, dtype=dtype)
         generator = torch.Generator().manual_seed(crc32(name.encode(), self._seed))
-        return torch.empty(shape, dtype=dtype).normal_(0, self._std, generator=generator)
+        return torch.empty(shape).normal_(0, self._std, generator=generator).to(self.dtype(name)).to(dtype)
 
     def dtype(self, name: str) -> torch.dtype:
         return torch.bfloat16

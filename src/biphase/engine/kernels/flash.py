@@ -18,13 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from biphase.engine.kernels.features import features
-from biphase.engine.kernels.tiles import TILE_BYTES, clear_tile, load_tile, multiply_bf16, store_tile
+from biphase.engine.kernels.tile_products import PAIR, TILES, multiply
+from biphase.engine.kernels.tiles import TILE_BYTES
 from biphase.engine.kernels.vectors import (
-    F32,
     I64,
     V_F32,
     V_I32,
@@ -46,7 +43,6 @@ from biphase.engine.kernels.vectors import (
     prefetch,
     put_i32,
     shift_right,
-    splat,
     store_f32,
     store_i32,
     sum_f32,
@@ -56,15 +52,10 @@ PAGE = 16
 """Tokens of a block of the cache."""
 KEYS = 64
 """Keys of a block of this kernel: four tiles of scores."""
-TILES = features().tiles
-_VECTOR_ROWS = 4 if features().int8_dot else 1
-"""Rows whose sums stay in registers: 4 x 4 of 32, or what half-width registers hold."""
 _LEAST_ROWS = 16 if TILES else 8
 """Rows that an item's queries come in multiples of: AMX takes no less time for fewer than 16."""
 _CONVERSION = 32 if TILES else 3
 """Queries of one head with which a converted block could be used in the time that its conversion takes."""
-_PAIR = 2 * TILE_BYTES
-"""A tile of upper words and one of lower, or 32 x 16 numbers in float32."""
 _LOG2_E = 1.4426950408889634
 _NEVER = np.float32(-1e30)
 """A score that a mask sets: finite, so that a block without any visible key gives no NaN."""
@@ -110,13 +101,13 @@ def _padded(dim: Any) -> Any:
 @njit(nogil=True, cache=True, error_model="numpy")
 def _key_tiles(dim: Any) -> Any:
     """Bytes of the key tiles of a block, [4 key tiles, steps]; its value tiles [2 key steps, dimension / 16] follow."""
-    return 4 * _steps(dim) * _PAIR
+    return 4 * _steps(dim) * PAIR
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def block_bytes(dim: Any) -> Any:
     """Bytes of a converted block of 64 keys and values of one head."""
-    return _key_tiles(dim) + 2 * (_padded(dim) // 16) * _PAIR
+    return _key_tiles(dim) + 2 * (_padded(dim) // 16) * PAIR
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -147,14 +138,14 @@ def convert_block(k: Any, v: Any, shape: Any, chunk: Any, head: Any, block: Any,
     for tile in range(KEYS // PAGE):
         token = block * KEYS + tile * PAGE
         valid = min(max(length - token, 0), PAGE)
-        keys = out + tile * _steps(dim) * _PAIR
+        keys = out + tile * _steps(dim) * PAIR
         if valid:
             _convert_keys(k + _page(chunk, shape, head, token), dim, keys)
         if valid < PAGE:
             _forget(keys, _steps(dim), valid)
     for step in range(KEYS // (2 * PAGE)):
         token = block * KEYS + step * 2 * PAGE
-        values = out + _key_tiles(dim) + step * (_padded(dim) // 16) * _PAIR
+        values = out + _key_tiles(dim) + step * (_padded(dim) // 16) * PAIR
         _convert_values(v, shape, chunk, head, token, values)
 
 
@@ -185,7 +176,7 @@ def _convert_keys(page: Any, dim: Any, out: Any) -> None:
             high = fill_f32(0)
             if step * 32 + 16 < dim:
                 high = load_f16(page + (step * 32 + 16 + i) * PAGE * 2)
-            _store_split(low, high, out + step * _PAIR + i * 64)
+            _store_split(low, high, out + step * PAIR + i * 64)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -209,7 +200,7 @@ def _convert_values(v: Any, shape: Any, chunk: Any, head: Any, token: Any, out: 
                 low = load_f16(first + at)
             if token + PAGE + i < length and d < dim:
                 high = load_f16(second + at)
-            _store_split(low, high, out + d // 16 * _PAIR + i * 64)
+            _store_split(low, high, out + d // 16 * PAIR + i * 64)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -243,11 +234,11 @@ def attention_items(chunk: Any, shape: Any, tile: Any) -> Any:
 @njit(nogil=True, cache=True, error_model="numpy")
 def _row_tile_bytes(dim: Any) -> Any:
     """Queries [steps] in tiles, sums [16, D], maxima [16], their last change [16], normalisers [16, 16]."""
-    return _steps(dim) * _PAIR + 16 * _padded(dim) * 4 + 64 + 64 + 1024
+    return _steps(dim) * PAIR + 16 * _padded(dim) * 4 + 64 + 64 + 1024
 
 
 _MASKS, _SCORES, _CHANCES = 0, 256, 256 + 4 * TILE_BYTES
-_ROW_TILES = _CHANCES + 2 * _PAIR
+_ROW_TILES = _CHANCES + 2 * PAIR
 """In the scratch of a thread: masks, scores [4 tiles], probabilities [2 pairs of tiles], then the row tiles."""
 
 
@@ -260,11 +251,12 @@ def attention_scratch_bytes(shape: Any) -> Any:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def attend(q: Any, shape: Any, chunk: Any, tile: Any, item: Any, k: Any, v: Any, out: Any, scratch: Any) -> None:
-    """Item ``item`` of a chunk in tiles of ``tile`` queries, those that see most keys first. ``q`` and ``out``: float32 [rows of the step, H D].
+    """Item ``item`` of a chunk in tiles of ``tile`` queries, those that see most keys first.
 
-    ``q`` is rotated and not scaled; ``k`` and ``v`` are the addresses of the layer's cache. Each block of keys and
-    values becomes tiles in the thread's own cache for the item's row tiles: kept for other items, all blocks of a long
-    past would go to memory and back, six times what the cache holds of them.
+    ``q`` and ``out`` are float32 [rows of the step, H D]; ``q`` is rotated and not scaled; ``k`` and ``v`` are the
+    addresses of the layer's cache. Each block of keys and values becomes tiles in the thread's own cache for the item's
+    row tiles: kept for other items, all blocks of a long past would go to memory and back, six times what the cache
+    holds of them.
     """
     group = shape.heads // shape.kv_heads
     last = (chunk.rows + tile - 1) // tile - 1
@@ -311,8 +303,8 @@ def _load_queries(q: Any, dim: Any, row: Any, rows: Any, head: Any, state: Any) 
                 low = load_f32(at + step * 128) * scale
                 if step * 32 + 16 < dim:
                     high = load_f32(at + step * 128 + 64) * scale
-            _store_split(low, high, state + step * _PAIR + i * 64)
-    sums = state + _steps(dim) * _PAIR
+            _store_split(low, high, state + step * PAIR + i * 64)
+    sums = state + _steps(dim) * PAIR
     maxima = sums + 64 * _padded(dim)
     for at in range(sums, maxima + 64 + 64 + 1024, 64):
         store_f32(at, fill_f32(0))
@@ -321,7 +313,7 @@ def _load_queries(q: Any, dim: Any, row: Any, rows: Any, head: Any, state: Any) 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _store_result(state: Any, dim: Any, rows: Any, row: Any, head: Any, out: Any) -> None:
-    sums = state + _steps(dim) * _PAIR
+    sums = state + _steps(dim) * PAIR
     normalizers = sums + 64 * _padded(dim) + 128
     for i in range(rows):
         inverse = fill_f32(np.float32(1) / sum_f32(load_f32(normalizers + 64 * i)))
@@ -342,8 +334,8 @@ def _attend_block(shape: Any, chunk: Any, block: Any, tiles: Any, begin: Any, en
         masked = key + KEYS - 1 > position or (shape.window > 0 and key <= top - shape.window)
         for _ in range(group):
             if seen:
-                scores, chances, sums = scratch + _SCORES, scratch + _CHANCES, state + _steps(dim) * _PAIR
-                _multiply(state, rows, _steps(dim), tiles, _steps(dim) * _PAIR, _PAIR, scores, False)
+                scores, chances, sums = scratch + _SCORES, scratch + _CHANCES, state + _steps(dim) * PAIR
+                multiply(state, rows, _steps(dim), tiles, _steps(dim) * PAIR, PAIR, scores, False)
                 if masked:
                     _mask(scores, rows, position - key, shape.window, scratch + _MASKS)
                 _soften(scores, rows, chances, sums, _padded(dim))
@@ -416,7 +408,7 @@ def _soften(scores: Any, rows: Any, chances: Any, sums: Any, padded: Any) -> Non
         c, d = _power2(load_f32(at + 2 * TILE_BYTES) - level), _power2(load_f32(at + 3 * TILE_BYTES) - level)
         store_f32(normalizer, load_f32(normalizer) + ((a + b) + (c + d)))
         _store_split(a, b, chances + 64 * i)
-        _store_split(c, d, chances + _PAIR + 64 * i)
+        _store_split(c, d, chances + PAIR + 64 * i)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -437,96 +429,4 @@ def _raise_maxima(scores: Any, maxima: Any, sums: Any) -> None:
 @njit(nogil=True, cache=True, error_model="numpy")
 def _add_values(chances: Any, rows: Any, values: Any, columns: Any, sums: Any) -> None:
     for column in range(0, columns, 4):
-        _multiply(chances, rows, 2, values + column * _PAIR, _PAIR, columns * _PAIR, sums + column * TILE_BYTES, True)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _multiply(left: Any, rows: Any, steps: Any, right: Any, column: Any, step: Any, out: Any, add: Any) -> None:
-    """``rows`` rows of a tile with four tiles of columns, ``column`` bytes apart; inner tiles ``step`` bytes apart.
-
-    Rows up to the next multiple of what the processor takes at once are computed too. Four float32 tiles at ``out``, which are added to where ``add``.
-    """
-    if TILES:
-        _multiply_tiles(left, steps, right, column, step, out, add)
-        return
-    for row in range(0, 64 * rows, 64 * _VECTOR_ROWS):
-        if not add:
-            for at in range(out + row, out + row + 64 * _VECTOR_ROWS, 64):
-                for tile in range(0, 4 * TILE_BYTES, TILE_BYTES):
-                    store_f32(at + tile, fill_f32(0))
-        _multiply_vectors(left + row, steps, right, column, step, out + row)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _multiply_tiles(left: Any, steps: Any, right: Any, column: Any, step: Any, out: Any, add: Any) -> None:
-    _begin_sums(out, add)
-    for _ in range(steps):
-        load_tile(4, left, 64)
-        load_tile(5, left + TILE_BYTES, 64)
-        _multiply_column(0, right)
-        _multiply_column(1, right + column)
-        _multiply_column(2, right + 2 * column)
-        _multiply_column(3, right + 3 * column)
-        left, right = left + _PAIR, right + step
-    store_tile(0, out, 64)
-    store_tile(1, out + TILE_BYTES, 64)
-    store_tile(2, out + 2 * TILE_BYTES, 64)
-    store_tile(3, out + 3 * TILE_BYTES, 64)
-
-
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
-def _multiply_column(tile: Any, right: Any) -> None:
-    load_tile(6, right, 64)
-    load_tile(7, right + TILE_BYTES, 64)
-    multiply_bf16(tile, 4, 6)
-    multiply_bf16(tile, 5, 6)
-    multiply_bf16(tile, 4, 7)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _begin_sums(out: Any, add: Any) -> None:
-    if add:
-        load_tile(0, out, 64)
-        load_tile(1, out + TILE_BYTES, 64)
-        load_tile(2, out + 2 * TILE_BYTES, 64)
-        load_tile(3, out + 3 * TILE_BYTES, 64)
-    else:
-        clear_tile(0)
-        clear_tile(1)
-        clear_tile(2)
-        clear_tile(3)
-
-
-def _emit_products(b: Any, left: Any, right: list[Any], sums: list[list[Any]]) -> None:
-    """One inner element of each row with those of four columns."""
-    weights = [b.load(pointer(b, at, V_F32), align=1) for at in right]
-    for row, totals in enumerate(sums):
-        value = splat(b, b.load(pointer(b, b.add(left, I64(64 * row)), F32), align=1), V_F32)
-        for total, weight in zip(totals, weights, strict=True):
-            b.store(call(b, "llvm.fma.v16f32", V_F32, value, weight, b.load(total)), total)
-
-
-def _generate_vectors(context: Any, b: Any, signature: Any, values: Any) -> Any:
-    left, steps, right, column, step, out = values
-    places = [[b.add(out, I64(64 * row + TILE_BYTES * c)) for c in range(4)] for row in range(_VECTOR_ROWS)]
-    sums = [[cgutils.alloca_once(b, V_F32) for _ in places_of_row] for places_of_row in places]
-    pairs = [pair for at, total in zip(places, sums, strict=True) for pair in zip(at, total, strict=True)]
-    for place, total in pairs:
-        b.store(b.load(pointer(b, place, V_F32), align=1), total)
-    with cgutils.for_range(b, steps) as inner, cgutils.for_range(b, I64(2)) as half:
-        tile = b.mul(half.index, I64(TILE_BYTES))
-        from_left = b.add(left, b.add(b.mul(inner.index, I64(_PAIR)), tile))
-        from_right = b.add(right, b.add(b.mul(inner.index, step), tile))
-        with cgutils.for_range(b, I64(16)) as one:
-            at = b.add(from_right, b.mul(one.index, I64(64)))
-            columns = [b.add(at, b.mul(column, I64(c))) for c in range(4)]
-            _emit_products(b, b.add(from_left, b.mul(one.index, I64(4))), columns, sums)
-    for place, total in pairs:
-        b.store(b.load(total), pointer(b, place, V_F32), align=1)
-    return context.get_dummy_value()
-
-
-@intrinsic
-def _multiply_vectors(typing_context: Any, left: Any, steps: Any, right: Any, column: Any, step: Any, out: Any) -> Any:
-    """As ``_multiply`` for ``_VECTOR_ROWS`` rows, always adding; the sums stay in registers."""
-    return types.void(*[types.int64] * 6), _generate_vectors
+        multiply(chances, rows, 2, values + column * PAIR, PAIR, columns * PAIR, sums + column * TILE_BYTES, True)

@@ -85,10 +85,10 @@ def attend(
         for block in range(begin, end):
             at, here = scores + 64 * (block - begin), keys + _block(table, block) * block_bytes
             ahead = here
-            if block + AHEAD < end:
-                ahead = keys + _block(table, block + AHEAD) * block_bytes
-            elif block + AHEAD < end + end - begin:
-                ahead = values + _block(table, block + AHEAD - end + begin) * block_bytes
+            if block + AHEAD < 2 * end - begin:
+                first_value = block + AHEAD >= end
+                index = block + AHEAD - (end - begin) * first_value
+                ahead = (values if first_value else keys) + _block(table, index) * block_bytes
             _score(scratch, group, dim, here, ahead, length - BLOCK * block, at)
         for g in range(group):
             _weigh(scores + 64 * RUN * g, end - begin, part + g * width, dim)
@@ -155,7 +155,10 @@ def _weigh(scores: Any, blocks: Any, state: Any, dim: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _add_values(weights: Any, group: Any, dim: Any, values: Any, ahead: Any, seen: Any, state: Any) -> None:
-    """Add a block's values, and ask for those at ``ahead``. Tokens that are not there have weight 0; what their slots hold is not read."""
+    """Add a block's values, and ask for those at ``ahead``.
+
+    Tokens that are not there have weight 0; what their slots hold is not read.
+    """
     row, width = 2 * dim, 4 * (dim + 16)
     whole = min(seen, BLOCK) // 8 * 8
     for v in range(dim // 16):

@@ -31,10 +31,8 @@ def takes(image: Any, number: Any) -> Any:
     if TILES:
         return False
     matrix = image.matrices[number]
-    for p in range(matrix[FIRST], matrix[FIRST] + matrix[PANELS]):
-        if image.panels[p, KIND] >= BF16:
-            return False
-    return True
+    kinds = image.panels[matrix[FIRST] : matrix[FIRST] + matrix[PANELS], KIND]
+    return kinds.max() < BF16
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from biphase.engine.kernels.vectors import I32, add_atomic, call, get_atomic, operation, pause, put_i64
 
 _ARRIVED, _ROUND, _ITEMS, _PARTS = 0, 128, 256, 384
-"""Byte offsets of the counters, from ``_PARTS`` on one a member: 128 apart, since the hardware fetches lines in pairs."""
+"""Byte offsets of the counters, from ``_PARTS`` on one a member: 128 apart, as lines are fetched in pairs."""
 MOST_MEMBERS = 64
 _ITEMS_OF_A_PART = 8
 """Items a member from which on each has a part of its own: looking for work in those of others takes time."""
