@@ -42,7 +42,7 @@ class Seat(NamedTuple):
 
     team: int
     threads: int
-    member: int
+    member: Any
 
 
 def new_team() -> NDArray[np.int64]:
