@@ -1,18 +1,21 @@
 """SmolLM2-135M against the reference implementation in float32 from the same file (tests/data/smollm2_greedy.json)."""
 
 import json
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from biphase.engine.build import build
 from biphase.engine.engine import Engine
+from biphase.engine.model import Model
 from biphase.engine.options import EngineOptions
+from biphase.engine.rows import PrefillChunk, Rows, TwoPhaseModel
 from tests.engine.tiny import prefill, run, submit
 
-pytestmark = pytest.mark.timeout(300)  # 400 prefills through torch on cores that others may use
+pytestmark = pytest.mark.timeout(300)  # through torch, on cores that others may use
 
 CASES = json.loads((Path(__file__).parents[1] / "data/smollm2_greedy.json").read_text())["cases"]
 BFLOAT16_MARGIN = 0.25
@@ -32,22 +35,40 @@ def test_float32_gives_every_token_of_the_reference() -> None:
     assert run(engine) == {str(n): case["greedy_token_ids"] for n, case in enumerate(CASES)}
 
 
+def held(case: dict) -> list[int]:
+    """Positions of the answer at which bfloat16 must give the reference's token."""
+    return [position for position, margin in enumerate(case["top2_margin"]) if margin > BFLOAT16_MARGIN]
+
+
 def test_bfloat16_gives_the_token_wherever_the_margin_exceeds_its_tolerance() -> None:
-    engine = build_engine("bfloat16")
-    wrong, compared = [], 0
-    for n, case in enumerate(CASES):
+    """After the prompt and the reference's answer until there: all rows of one prefill a case are such ends."""
+    model, compared = build_engine("bfloat16").runner.model, 0
+    for case in CASES:
         prompt, reference = case["prompt_token_ids"], case["greedy_token_ids"]
-        for position, margin in enumerate(case["top2_margin"]):
-            if margin > BFLOAT16_MARGIN:
-                submit(engine, f"{n}/{position}", tuple(prompt + reference[:position]), 1)
-                compared += 1
-    tokens = run(engine)
-    for name, (token,) in tokens.items():
-        n, position = map(int, name.split("/"))
-        if token != CASES[n]["greedy_token_ids"][position]:
-            wrong.append((name, CASES[n]["top2_margin"][position]))
+        tokens = logits_of_rows(model, prompt + reference[:-1])[len(prompt) - 1 :].argmax(-1).tolist()
+        assert [tokens[position] for position in held(case)] == [reference[position] for position in held(case)]
+        compared += len(held(case))
     assert compared > 300
-    assert not wrong
+
+
+def logits_of_rows(model: TwoPhaseModel, tokens: list[int]) -> torch.Tensor:
+    """Of a prompt, at each of its tokens: [len(tokens), vocab]."""
+    assert isinstance(model, Model)
+    positions = np.arange(len(tokens))
+    chunk = PrefillChunk(0, len(tokens), 0, np.arange(-(-len(tokens) // model.block_size)), samples=True)
+    rows = Rows(np.array(tokens), positions, positions)
+    return torch.from_numpy(model._forward(rows, partial(model._attend_prefill, [chunk]), None))
+
+
+def test_bfloat16_requests_give_the_token_too() -> None:
+    """Of one short and of the long prompt, every fourth of these positions a request: many in a step, some cached."""
+    engine, expected = build_engine("bfloat16"), {}
+    for n in (0, 8):
+        prompt, reference = CASES[n]["prompt_token_ids"], CASES[n]["greedy_token_ids"]
+        for position in held(CASES[n])[::4]:
+            submit(engine, f"{n}/{position}", tuple(prompt + reference[:position]), 1)
+            expected[f"{n}/{position}"] = [reference[position]]
+    assert run(engine) == expected
 
 
 @pytest.mark.parametrize("case", CASES[:2], ids=["france", "story"])
