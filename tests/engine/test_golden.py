@@ -61,11 +61,11 @@ def logits_of_rows(model: TwoPhaseModel, tokens: list[int]) -> torch.Tensor:
 
 
 def test_bfloat16_requests_give_the_token_too() -> None:
-    """Of one short and of the long prompt, every fourth of these positions a request: many in a step, some cached."""
+    """Of one short and of the long prompt, every eighth of these positions a request: several in a step."""
     engine, expected = build_engine("bfloat16"), {}
     for n in (0, 8):
         prompt, reference = CASES[n]["prompt_token_ids"], CASES[n]["greedy_token_ids"]
-        for position in held(CASES[n])[::4]:
+        for position in held(CASES[n])[::8]:
             submit(engine, f"{n}/{position}", tuple(prompt + reference[:position]), 1)
             expected[f"{n}/{position}"] = [reference[position]]
     assert run(engine) == expected
