@@ -3,17 +3,21 @@
     python bench/stall.py [--itl-budget-ms 80] [--repeats 5] [--url NAME=URL ...] [--json FILE] [-- OPTION ...]
 
 Starts the built-in engine three times, one after the other: whole prompts, chunks by the token budget, chunks by an ITL
-budget; servers given by --url are measured beside them. What follows -- goes to each `biphase serve`. All gaps of all
-victims are kept, none averaged. "Quiet" are the gaps that end before the prompt is sent; "under attack" those that end
-between then and the prompt's first token (and the one gap that spans it).
+budget; servers given by --url are measured beside them. What follows -- goes to each `biphase serve`. Without that the
+engine is driven under the ITL budget once more, without HTTP: what server and client take of the same cores is left out
+there, and what the machine itself does is not. All gaps of all victims are kept, none averaged. "Quiet" are the gaps
+that end before the prompt is sent; "under attack" those that end between then and the prompt's first token (and the one
+gap that spans it).
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
+import random
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +31,10 @@ from biphase.client.endpoint import Access
 from biphase.client.negotiation import Target, open_target
 from biphase.client.openai import Call, make_call, request
 from biphase.client.record import Record
+from biphase.engine.build import build
+from biphase.engine.messages import Step, Submit
+from biphase.engine.options import EngineOptions
+from biphase.scheduling.request import SamplingParams
 from biphase.server.launch import managed_server
 
 VICTIM_PROMPT, VICTIM_TOKENS = 32, 600
@@ -138,6 +146,42 @@ def built_in(model: str, options: Sequence[str], budget_ms: float, plan: Attack,
     return results
 
 
+def engine_alone(model: str, budget_ms: float, plan: Attack, console: Console) -> Stall:
+    """The same attacks on an engine in this process: a gap is what lies between the ends of two steps."""
+    engine, _ = build(EngineOptions(model=model, itl_budget_ms=budget_ms, max_num_batched_tokens=8192))
+    stall, ids = Stall(), random.Random(0)
+
+    def submit(name: str, length: int, tokens: int) -> None:
+        prompt = tuple(ids.randrange(engine.runner.model.config.vocab_size) for _ in range(length))
+        engine.submit(Submit(name, prompt, tokens, frozenset(), SamplingParams(0.0)))
+
+    def steps(until: Callable[[Step], bool]) -> list[float]:
+        """The ends of the steps up to one that is the last."""
+        ends = [time.perf_counter()]
+        while True:
+            step = engine.step()
+            ends.append(time.perf_counter())
+            if until(step):
+                return ends
+
+    for repeat in range(plan.repeats + 1):
+        for n in range(plan.victims):
+            submit(f"{repeat}/{n}", VICTIM_PROMPT, VICTIM_TOKENS)
+        begun = time.perf_counter()
+        quiet = steps(lambda _, end=begun + QUIET_SECONDS: time.perf_counter() > end)  # type: ignore[misc]
+        submit(f"{repeat}/long", plan.prompt, 1)
+        attacked = steps(lambda step, name=f"{repeat}/long": any(o.id == name for o in step.outputs))  # type: ignore[misc]
+        for n in range(plan.victims):
+            engine.abort(f"{repeat}/{n}")
+        if repeat:
+            stall.quiet += [b - a for a, b in pairwise(quiet)] * plan.victims
+            stall.attacked += [b - a for a, b in pairwise(attacked)] * plan.victims
+            stall.ttfts.append(attacked[-1] - attacked[0])
+        worst_ms = 1e3 * max(b - a for a, b in pairwise(attacked))
+        console.print(f"  {repeat} of {plan.repeats}: worst gap {worst_ms:.0f} ms", style="dim")
+    return stall
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
@@ -153,6 +197,10 @@ def main() -> None:
     console = Console(stderr=True)
     plan = Attack(asked.victims, asked.prompt, asked.repeats)
     results = built_in(asked.model, asked.options, asked.itl_budget_ms, plan, console)
+    if not asked.options:
+        name = f"ITL budget {asked.itl_budget_ms:g} ms, engine alone"
+        console.print(name)
+        results[name] = engine_alone(asked.model, asked.itl_budget_ms, plan, console)
     for name, _, url in (entry.partition("=") for entry in asked.url):
         console.print(name)
         results[name] = asyncio.run(measure(url, plan, console))
