@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from biphase.engine import process
+from biphase.engine.build import build
 from biphase.engine.config import from_hf
 from biphase.engine.grammar import json_grammar
 from biphase.engine.messages import (
@@ -27,6 +29,7 @@ from biphase.engine.messages import (
     read_frame,
 )
 from biphase.engine.options import EngineOptions
+from biphase.errors import BadInput
 from biphase.scheduling.request import LogitRules, SamplingParams
 from tests.engine.test_families import GOLDEN
 from tests.engine.tiny import tiny_engine
@@ -42,6 +45,7 @@ class EngineProcess:
         self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE)
         theirs.close()
         self._stream = self.sock.makefile("rb")
+        self.ready: Ready | Fatal | Step | None = None
 
     def receive(self) -> Ready | Fatal | Step:
         frame = read_frame(self._stream)
@@ -71,12 +75,20 @@ class EngineProcess:
         return status
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[EngineProcess]:
-    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
-    process = EngineProcess(EngineOptions(model=str(tmp_path), random_weights=True, dtype="float32", threads=1))
+@contextmanager
+def running(folder: Path) -> Iterator[EngineProcess]:
+    (folder / "config.json").write_text(json.dumps(SHAPE))
+    process = EngineProcess(EngineOptions(model=str(folder), random_weights=True, dtype="float32", threads=1))
     yield process
     assert process.end() == 0
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """One that is ready, for the tests that leave it so; what they ask goes by different names."""
+    with running(tmp_path_factory.mktemp("model")) as process:
+        process.ready = process.receive()
+        yield process
 
 
 def request(name: str, prompt: tuple[int, ...], max_tokens: int) -> bytes:
@@ -84,7 +96,7 @@ def request(name: str, prompt: tuple[int, ...], max_tokens: int) -> bytes:
 
 
 def test_ready_run_refuse_abort(engine: EngineProcess) -> None:
-    ready = engine.receive()
+    ready = engine.ready
     assert isinstance(ready, Ready)
     assert (ready.max_model_len, ready.vocab_size, ready.dtype, ready.block_size) == (256, 128, "float32", 16)
     engine.sock.sendall(request("a", (1, 2, 3), 5))
@@ -101,9 +113,14 @@ def test_ready_run_refuse_abort(engine: EngineProcess) -> None:
     assert [o.tokens for o in engine.outputs("b")] == [o.tokens for o in outputs]
 
 
-def test_a_vocabulary_lets_requests_be_held_to_a_grammar(engine: EngineProcess) -> None:
+def test_a_vocabulary_lets_requests_be_held_to_a_grammar(tmp_path: Path) -> None:
     """128 tokens, the ASCII characters; 0 ends. Random weights would hardly write JSON by themselves."""
-    assert isinstance(engine.receive(), Ready)
+    with running(tmp_path) as engine:
+        assert isinstance(engine.receive(), Ready)
+        _check_vocabulary(engine)
+
+
+def _check_vocabulary(engine: EngineProcess) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [True, 17]}}, "required": ["a"]}
     rules = LogitRules(grammar=json_grammar({**schema, "additionalProperties": False}))
     asked = Submit("r", (1, 2, 3), 120, frozenset({0}), SamplingParams(0.0, rules=rules))
@@ -146,7 +163,6 @@ def test_the_vocabulary_is_read_when_the_engine_rests_or_a_grammar_needs_it(monk
 
 def test_a_stream_goes_on_while_a_large_grammar_is_compiled(engine: EngineProcess) -> None:
     """Compiling takes some tenths of a second, a step of this model a millisecond."""
-    assert isinstance(engine.receive(), Ready)
     branches = [
         {"type": "object", "properties": {f"key {n}": {"const": n}}, "required": [f"key {n}"]} for n in range(800)
     ]
@@ -164,7 +180,6 @@ def test_a_stream_goes_on_while_a_large_grammar_is_compiled(engine: EngineProces
 @pytest.mark.parametrize("left", [False, True])
 def test_a_grammar_that_cannot_be_compiled_fails_its_request_alone(engine: EngineProcess, left: bool) -> None:
     """The server checks grammars before; here one comes that it cannot have checked, or whose client leaves at once."""
-    assert isinstance(engine.receive(), Ready)
     rules = LogitRules(grammar="no grammar at all")
     asked = pack(Submit("bad", (1, 2, 3), 5, frozenset({0}), SamplingParams(0.0, rules=rules)))
     engine.sock.sendall(pack(ascii_vocabulary()) + asked + (pack(Abort("bad")) if left else b""))
@@ -197,13 +212,11 @@ def test_a_model_that_is_not_there_is_one_fatal_line(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_cannot_be(options: dict, line: str, tmp_path: Path) -> None:
+    """What is raised here is what the process sends, as of a model that is not there."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))
-    process = EngineProcess(EngineOptions(model=str(tmp_path), random_weights=True, dtype="float32", **options))
-    fatal = process.receive()
-    assert isinstance(fatal, Fatal)
-    assert fatal.exit_code == 2
-    assert line in fatal.message
-    process.end()
+    with pytest.raises(BadInput) as refused:
+        build(EngineOptions(model=str(tmp_path), random_weights=True, dtype="float32", **options))
+    assert line in str(refused.value)
 
 
 def test_the_longest_request_is_what_the_pool_holds(tmp_path: Path) -> None:
