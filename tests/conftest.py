@@ -8,6 +8,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from biphase.engine.process import spin_briefly
+
+spin_briefly()  # as in the engine's own process: beside another program a prefill through torch took ten times as long
+
 # Its deadline of 200 ms an example would be a speed measurement, and other programs decide what that gives.
 settings.register_profile("biphase", deadline=None)
 settings.load_profile("biphase")
