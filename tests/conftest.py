@@ -12,8 +12,9 @@ from biphase.engine.process import spin_briefly
 
 spin_briefly()  # as in the engine's own process: beside another program a prefill through torch took ten times as long
 
-# Its deadline of 200 ms an example would be a speed measurement, and other programs decide what that gives.
-settings.register_profile("biphase", deadline=None)
+# Its deadline of 200 ms an example would be a speed measurement, and other programs decide what that gives. The same
+# examples each time, so that a run says something of what has changed; BIPHASE_EXPLORE=1 looks for new ones.
+settings.register_profile("biphase", deadline=None, derandomize="BIPHASE_EXPLORE" not in os.environ)
 settings.load_profile("biphase")
 
 
