@@ -4,10 +4,12 @@ A new interpreter with its imports takes 0.1 s, on a busy machine 0.3 s, and the
 """
 
 import multiprocessing
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from multiprocessing.connection import Connection
+from types import ModuleType
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.scripted_server", "tests.law_server", "tests.slot_server"])
@@ -21,14 +23,27 @@ def forked(make: MakeServer, script: bytes) -> Iterator[str]:
     """Address of ``make(script)``, a function of a module, which serves for the length of the block."""
     ours, theirs = CONTEXT.Pipe()
     process = CONTEXT.Process(target=_serve, args=(make, script.decode(), theirs), daemon=True)
-    process.start()
+    with _no_program():
+        process.start()
     theirs.close()
     try:
         yield f"http://127.0.0.1:{ours.recv()}"
     finally:
-        process.kill()
+        if process.is_alive():  # its number may be another's by now if it has ended by itself
+            process.kill()
         process.join()
         ours.close()
+
+
+@contextmanager
+def _no_program() -> Iterator[None]:
+    """A new process would import the program that starts it, as of ``bench/``: a second, and a heap to walk."""
+    program = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = program
 
 
 def _serve(make: MakeServer, script: str, announce: Connection) -> None:
