@@ -24,6 +24,9 @@ HEAD_IS_EARLY = 0.5
 FIRST_TOKEN_LATE_MS = 0.1
 """By how much the stamp of a first token can be late beside that of the head: a process that slept through a prefill
 wakes more slowly (73 us more than between two tokens, median of 35 streams from a server with known laws)."""
+TIMER_SLACK_MS = 0.05
+"""By how much a server's waits can end late, each of them alike, so that no scatter shows it: Linux lets a timer be so
+late to wake processes together (prctl(2), PR_SET_TIMERSLACK). It makes t0 large and, batches being unlike, w small."""
 STAIRCASE_LENGTHS = 8
 """Distinct lengths from which a staircase can be told from a parabola."""
 DECISIVE = 10.0
@@ -195,6 +198,11 @@ def _aicc(fit: Fit, constants: int) -> float:
     return n * float(np.log(squares / n)) + 2 * parameters * n / (n - parameters - 1)
 
 
+def _widened(found: Estimate, below: float, above: float) -> Estimate:
+    """The interval with room for an error that no sample shows; no constant is below zero."""
+    return Estimate(found.value, max(found.low - below, 0.0), found.high + above)
+
+
 def fit_decode(records: Sequence[Record]) -> DecodeLaw | None:
     """The law of decode steps from every stretch of steady decoding in the records; None without enough of them."""
     return decode_law(step_samples(records))
@@ -213,8 +221,8 @@ def decode_law(samples: Sequence[StepSample]) -> DecodeLaw | None:
         return None
     fit = fit_relative(np.stack(columns, axis=1), [1e3 * s.seconds for s in positive])
     return DecodeLaw(
-        t0_ms=fit.coefficient(0),
-        w_ms_per_sequence=fit.coefficient(1) if len(batches) > 1 else None,
+        t0_ms=_widened(fit.coefficient(0), TIMER_SLACK_MS, 0.0),
+        w_ms_per_sequence=_widened(fit.coefficient(1), 0.0, TIMER_SLACK_MS / batches[-1]) if len(batches) > 1 else None,
         k_ms_per_token=fit.coefficient(len(columns) - 1) if varied else None,
         batches=tuple(batches),
         samples=len(positive),
