@@ -44,7 +44,8 @@ def check(url: str, plan: StallPlan, budget: int) -> None:
 
 @pytest.mark.timeout(400)
 def test_the_budget_of_the_built_in_engine() -> None:
-    with managed_server(DEFAULT_MODEL, "--max-num-batched-tokens", "128") as server:
+    """On one thread: a second one would wait for the core on which the client reads."""
+    with managed_server(DEFAULT_MODEL, "--max-num-batched-tokens", "128", "--threads", "1") as server:
         check(server.url, StallPlan(victims=2, prompt=700, repeats=1), 128)
 
 
