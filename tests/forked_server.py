@@ -4,9 +4,11 @@ A new interpreter with its imports takes 0.1 s, on a busy machine 0.3 s, and the
 """
 
 import multiprocessing
+import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import ThreadingHTTPServer
 from multiprocessing.connection import Connection
 from types import ModuleType
@@ -50,4 +52,12 @@ def _serve(make: MakeServer, script: str, announce: Connection) -> None:
     with make(script) as server:
         server.daemon_threads = True
         announce.send(server.server_address[1])
+        threading.Thread(target=_end_with, args=(announce,), daemon=True).start()
         server.serve_forever()
+
+
+def _end_with(other: Connection) -> None:
+    """End this process when the one at the other end of a pipe does, whatever ended it."""
+    with suppress(EOFError, OSError):
+        other.recv()
+    os._exit(0)
