@@ -17,7 +17,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +32,7 @@ from biphase.client.negotiation import Target, open_target
 from biphase.client.openai import Call, make_call, request
 from biphase.client.record import Record
 from biphase.engine.build import build
+from biphase.engine.engine import Engine
 from biphase.engine.messages import Step, Submit
 from biphase.engine.options import EngineOptions
 from biphase.scheduling.request import SamplingParams
@@ -150,36 +151,48 @@ def engine_alone(model: str, budget_ms: float, plan: Attack, console: Console) -
     """The same attacks on an engine in this process: a gap is what lies between the ends of two steps."""
     engine, _ = build(EngineOptions(model=model, itl_budget_ms=budget_ms, max_num_batched_tokens=8192))
     stall, ids = Stall(), random.Random(0)
-
-    def submit(name: str, length: int, tokens: int) -> None:
-        prompt = tuple(ids.randrange(engine.runner.model.config.vocab_size) for _ in range(length))
-        engine.submit(Submit(name, prompt, tokens, frozenset(), SamplingParams(0.0)))
-
-    def steps(until: Callable[[Step], bool]) -> list[float]:
-        """The ends of the steps up to one that is the last."""
-        ends = [time.perf_counter()]
-        while True:
-            step = engine.step()
-            ends.append(time.perf_counter())
-            if until(step):
-                return ends
-
     for repeat in range(plan.repeats + 1):
-        for n in range(plan.victims):
-            submit(f"{repeat}/{n}", VICTIM_PROMPT, VICTIM_TOKENS)
-        begun = time.perf_counter()
-        quiet = steps(lambda _, end=begun + QUIET_SECONDS: time.perf_counter() > end)  # type: ignore[misc]
-        submit(f"{repeat}/long", plan.prompt, 1)
-        attacked = steps(lambda step, name=f"{repeat}/long": any(o.id == name for o in step.outputs))  # type: ignore[misc]
-        for n in range(plan.victims):
-            engine.abort(f"{repeat}/{n}")
+        victims = [f"{repeat}/{n}" for n in range(plan.victims)]
+        for name in victims:
+            submit(engine, ids, name, VICTIM_PROMPT, VICTIM_TOKENS)
+        quiet = list(quiet_steps(engine))
+        submit(engine, ids, f"{repeat}/long", plan.prompt, 1)
+        attacked = list(steps_until(engine, f"{repeat}/long"))
+        for name in victims:
+            engine.abort(name)
         if repeat:
-            stall.quiet += [b - a for a, b in pairwise(quiet)] * plan.victims
-            stall.attacked += [b - a for a, b in pairwise(attacked)] * plan.victims
-            stall.ttfts.append(attacked[-1] - attacked[0])
-        worst_ms = 1e3 * max(b - a for a, b in pairwise(attacked))
-        console.print(f"  {repeat} of {plan.repeats}: worst gap {worst_ms:.0f} ms", style="dim")
+            stall.quiet += quiet * plan.victims
+            stall.attacked += attacked * plan.victims
+            stall.ttfts.append(sum(attacked))
+        console.print(f"  {repeat} of {plan.repeats}: worst gap {1e3 * max(attacked):.0f} ms", style="dim")
     return stall
+
+
+def submit(engine: Engine, ids: random.Random, name: str, length: int, tokens: int) -> None:
+    prompt = tuple(ids.randrange(engine.runner.model.config.vocab_size) for _ in range(length))
+    engine.submit(Submit(name, prompt, tokens, frozenset(), SamplingParams(0.0)))
+
+
+def quiet_steps(engine: Engine) -> Iterator[float]:
+    """The seconds of each step, for ``QUIET_SECONDS``."""
+    end = time.perf_counter() + QUIET_SECONDS
+    while time.perf_counter() < end:
+        yield timed_step(engine)[0]
+
+
+def steps_until(engine: Engine, name: str) -> Iterator[float]:
+    """The seconds of each step up to the first output of the request ``name``."""
+    answered = False
+    while not answered:
+        seconds, step = timed_step(engine)
+        yield seconds
+        answered = any(output.id == name for output in step.outputs)
+
+
+def timed_step(engine: Engine) -> tuple[float, Step]:
+    begun = time.perf_counter()
+    step = engine.step()
+    return time.perf_counter() - begun, step
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import random
+from itertools import product
 
 import numpy as np
 import pytest
@@ -39,6 +40,43 @@ def test_intervals_contain_the_constants_of_decode() -> None:
     assert sum(contains(law.w_ms_per_sequence, 0.5) for law in laws if law) >= 18
     assert sum(contains(law.k_ms_per_token, 1e-4) for law in laws if law) >= 18
     assert all(law is not None and law.batches == (1, 2, 4, 8) for law in laws)
+
+
+LENGTHS = (1, 16, 128, 512, 2048)
+BATCHES, CONTEXTS = (1, 2, 4, 8), (64, 2048)
+
+
+@pytest.mark.parametrize("late", list(product((0.0, 0.15), repeat=len(LENGTHS))))
+def test_prompts_that_are_all_late_alike_show_no_scatter_and_have_room(late: tuple[float, ...]) -> None:
+    """Five TTFTs a length that agree to the nanosecond, 0 or 0.15 ms too long as their length has it."""
+    times = [30 + 0.1 * n + 2e-6 * n * n + by for n, by in zip(LENGTHS, late, strict=True)]
+    law = fit_prefill([answer(n, ms + 1e-6 * i) for n, ms in zip(LENGTHS, times, strict=True) for i in range(5)])
+    assert law is not None
+    assert contains(law.a_ms, 30.0)
+    assert contains(law.b_ms_per_token, 0.1)
+    assert contains(law.c_ms_per_token2, 2e-6)
+    assert contains(law.crossover_tokens, 300.0)
+    assert law.b_ms_per_token.high - law.b_ms_per_token.low < 0.004
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_that_are_all_late_alike_show_no_scatter_and_have_room(seed: int) -> None:
+    """Each batch and context has a lateness of its own, 0 or 0.05 ms."""
+    draw, samples = random.Random(seed), []
+    for batch, context in product(BATCHES, CONTEXTS):
+        total = float(batch * context)
+        ms = 8 + 0.5 * batch + 1e-4 * total + draw.choice((0.0, 0.05))
+        samples += [StepSample(batch, total, 1e-3 * ms + 1e-9 * i, 32) for i in range(3)]
+    law = decode_law(samples)
+    assert law is not None
+    assert contains(law.t0_ms, 8.0)
+    assert contains(law.w_ms_per_sequence, 0.5)
+    assert contains(law.k_ms_per_token, 1e-4)
+    assert law.t0_ms.high - law.t0_ms.low < 0.2
+
+
+def answer(tokens: int, ttft_ms: float) -> Record:
+    return Record(id="r", intended=0, sent=0, chunks=(Chunk(1e-3 * ttft_ms, 1, "text"),), prompt_tokens=tokens)
 
 
 def test_exact_times_give_the_exact_law() -> None:

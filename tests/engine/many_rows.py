@@ -67,7 +67,7 @@ def run_step(
     """Logits of the sampled rows."""
     logits = np.full((len(step.sampled), packed.shape.vocab), np.nan, np.float32)
     work = (work or work_for(packed, step, words))._replace(logits=logits)
-    team = new_team()
     threads = get_num_threads()
+    team = new_team(threads)
     many_rows_step(team.ctypes.data, threads, words, packed.shape, packed.image, cache.k, cache.v, step, work)
     return logits

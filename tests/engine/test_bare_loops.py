@@ -21,7 +21,7 @@ SUMS = 4096
 def test_reading_reads_each_byte_once() -> None:
     """The sums of all threads are those of the buffer's int32, lane by lane, modulo 2^32."""
     buffer = np.random.default_rng(0).integers(-(2**31), 2**31, 16 * 40_000, dtype=np.int32)
-    scratch, team = roofs.new_scratch(THREADS), new_team()
+    scratch, team = roofs.new_scratch(THREADS), new_team(THREADS)
     roofs.read(team.ctypes.data, THREADS, buffer.ctypes.data, buffer.nbytes, scratch)
     got = scratch[:, SUMS : SUMS + 64].copy().view(np.uint32).sum(0, dtype=np.uint32)
     np.testing.assert_array_equal(got, buffer.view(np.uint32).reshape(-1, 16).sum(0, dtype=np.uint32))

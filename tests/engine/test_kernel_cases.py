@@ -99,7 +99,7 @@ def test_what_the_model_is_too_short_for_is_left_out() -> None:
 def test_few_row_products_multiply_every_row() -> None:
     """One thread leaves the product with the last panel, rows 32 to 39 of the head, behind the integers of the rows."""
     x = np.random.default_rng(1).standard_normal((5, WIDEST_INNER), dtype=np.float32)
-    packed, team = model().packed, new_team()
+    packed, team = model().packed, new_team(THREADS)
     scratch = few.new_work(packed.shape, 1, len(x), 0).scratch
     alone.few_row_products(team.ctypes.data, 1, 2, packed.image, 0, 5, x, scratch)
     begin = len(x) * int(record_bytes(32))
@@ -111,7 +111,7 @@ def test_few_row_products_multiply_every_row() -> None:
 def test_many_row_products_multiply_every_row(first: int, last: int, name: str, inner: int) -> None:
     """The last of the matrices leaves its product."""
     x = np.random.default_rng(0).standard_normal((21, WIDEST_INNER), dtype=np.float32)
-    packed, team, out = model().packed, new_team(), np.zeros((len(x), MOST_COLUMNS), dtype=np.float32)
+    packed, team, out = model().packed, new_team(THREADS), np.zeros((len(x), MOST_COLUMNS), dtype=np.float32)
     work = many.new_work(packed.shape, THREADS, 2, len(x), 1)
     alone.many_row_products(team.ctypes.data, THREADS, 2, packed.image, first, last, x, out, work)
     expected = x[:, :inner] @ SOURCE.matrix(name).T
@@ -124,7 +124,7 @@ def test_attention_of_single_rows() -> None:
     items, first_items = row_items(contexts - 1)
     unused = np.zeros(2, dtype=np.int32)
     step = few.RowsStep(unused, contexts - 1, unused.astype(np.int64), tables, items, first_items, unused)
-    shape, team, cached = model().packed.shape, new_team(), model().cache
+    shape, team, cached = model().packed.shape, new_team(THREADS), model().cache
     work = few.new_work(shape, THREADS, 2, len(items) * int(part_bytes(2, 16)) * 2)
     work.qkv[:] = np.random.default_rng(2).standard_normal(work.qkv.shape)
     expected = [attention(work.qkv[row : row + 1], tables[row], contexts[row] - 1) for row in range(2)]
@@ -134,7 +134,7 @@ def test_attention_of_single_rows() -> None:
 
 @pytest.mark.parametrize(("rows", "past"), [(70, 0), (33, 100)])
 def test_attention_of_a_chunk(rows: int, past: int) -> None:
-    shape, team, cached = model().packed.shape, new_team(), model().cache
+    shape, team, cached = model().packed.shape, new_team(THREADS), model().cache
     work = many.new_work(shape, THREADS, 2, rows, 1)
     work.qkv[:] = np.random.default_rng(3).standard_normal(work.qkv.shape)
     table = np.arange(20, 40, dtype=np.int32)

@@ -35,9 +35,9 @@ def _member(team, threads, me, at, taken, parts, early):
         barrier(team, threads)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 65])
 def test_members_meet_and_share_items(threads):
-    team = new_team()
+    team = new_team(threads)
     at, early = np.zeros(threads, np.int64), np.zeros(threads, np.int64)
     taken, parts = (np.zeros((threads, PHASES, ITEMS), np.int64) for _ in range(2))
     members = [

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from biphase.engine.config import from_gguf, from_hf
+from biphase.engine.config import FAMILIES, FULL_LAYERS, SWITCHED, from_gguf, from_hf
 from biphase.errors import BadInput
+from biphase.roofline.families import dense
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,
@@ -20,6 +21,11 @@ SHAPE: dict[str, Any] = {
 
 def context(family: str, **fields: Any) -> int:
     return from_hf({**SHAPE, "model_type": family, **fields}, "here").max_position
+
+
+def test_engine_and_roofline_know_the_same_families() -> None:
+    assert set(SWITCHED) == {family for family in FAMILIES if dense.TRAITS[family].switched}
+    assert FULL_LAYERS == dense.FULL_LAYERS
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])

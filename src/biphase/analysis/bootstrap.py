@@ -4,7 +4,8 @@ A sample of a time ``y`` is explained by ``sum_j x_j coefficient_j``. What is mi
 ``sum ((y - fit) / y)^2`` with Huber's weights, so that a prompt of one token counts as much as one of 8192. The
 intervals come from a wild bootstrap (Wu 1986, Rademacher signs) of residuals divided by 1 - leverage (HC3), which
 allows for noise that grows with the time, widened by Student's t for the samples that speak for the least supported
-constant. They are simultaneous: with 95 % confidence all constants of a law lie in theirs.
+constant. They are simultaneous: with 95 % confidence all constants of a law lie in theirs. An error that no scatter
+shows, times that are all a little too long, is given room apart (``late``).
 """
 
 from collections.abc import Callable
@@ -38,24 +39,36 @@ class Estimate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Fit:
-    """Coefficients, one bootstrap replicate of them a row, and relative residuals ``(y - fit) / y`` of the samples."""
+    """Coefficients, one bootstrap replicate of them a row, and relative residuals ``(y - fit) / y`` of the samples.
+
+    ``pull`` [samples, coefficients]: by how much a coefficient grows with a sample's time.
+    """
 
     coefficients: Vector
     replicates: Vector
     residuals: Vector
     weights: Vector
     widening: float
+    pull: Vector
 
-    def estimate(self, of: Callable[[Vector], Vector]) -> Estimate:
-        """Any function of the coefficients (last axis), with its interval."""
+    def estimate(self, of: Callable[[Vector], Vector], late: float = 0.0) -> Estimate:
+        """Any function of the coefficients (last axis) that is never below zero, with its interval.
+
+        ``late``: each time may be too long by up to so much, by how much is not known.
+        """
         value = float(of(self.coefficients[None, :])[0])
-        return interval(value, of(self.replicates), self.widening)
+        return self.interval(value, of(self.replicates), of, late)
 
-    def coefficient(self, number: int) -> Estimate:
+    def coefficient(self, number: int, late: float = 0.0) -> Estimate:
         """One constant with its interval; none is below zero."""
-        value = float(self.coefficients[number])
-        found = interval(value, self.replicates[:, number], self.widening)
-        return Estimate(found.value, max(found.low, 0.0), found.high)
+        return self.estimate(lambda rows: rows[..., number], late)
+
+    def interval(self, value: float, replicates: Vector, of: Callable[[Vector], Vector], late: float) -> Estimate:
+        """``interval`` with room for lateness, whatever its part in each sample: ``of`` moves by what they move it."""
+        found = interval(value, replicates, self.widening)
+        moved = of(self.coefficients + late * self.pull) - of(self.coefficients[None, :])
+        low, high = found.low - moved[moved > 0].sum(), found.high - moved[moved < 0].sum()
+        return Estimate(value, max(float(low), 0.0), max(float(high), 0.0))
 
     @property
     def rms(self) -> float:
@@ -87,10 +100,18 @@ def fit_relative(design: npt.ArrayLike, times: npt.ArrayLike, seed: int = 0) -> 
     solution, weights = _robust(unit)
     residuals = 1 - unit @ solution
     rows = _wild_bootstrap(unit, solution, residuals, weights, np.random.default_rng(seed))
-    return Fit(solution / scale, rows / scale, residuals, weights, _widening(unit, weights))
+    pull = _pull(unit, weights)
+    per_ms = (pull / scale[:, None] / y).T
+    return Fit(solution / scale, rows / scale, residuals, weights, _widening(pull, weights), per_ms)
 
 
-def _widening(unit: Vector, weights: Vector) -> float:
+def _pull(unit: Vector, weights: Vector) -> Vector:
+    """[constants, samples]: by how much each constant grows with the relative error of each sample."""
+    root = np.sqrt(weights)
+    return np.asarray(np.linalg.pinv(unit * root[:, None]) * root, float)
+
+
+def _widening(pull: Vector, weights: Vector) -> float:
     """How much longer the arms of the intervals are than the bootstrap's.
 
     Student's t over the normal quantile, with the degrees of freedom of the constant that has fewest (Satterthwaite:
@@ -98,10 +119,9 @@ def _widening(unit: Vector, weights: Vector) -> float:
     the level at which all constants together are held with ``CONFIDENCE`` (Bonferroni); and Huber's variance, which
     has the share of unclipped residuals where weighted least squares has the mean weight.
     """
-    root = np.sqrt(weights)
-    pull = (np.linalg.pinv(unit * root[:, None]) * root) ** 2
-    freedom = pull.sum(axis=1) ** 2 / (pull**2).sum(axis=1) - 1
-    together = 1 - (1 - CONFIDENCE) / (2 * unit.shape[1])
+    square = pull**2
+    freedom = square.sum(axis=1) ** 2 / (square**2).sum(axis=1) - 1
+    together = 1 - (1 - CONFIDENCE) / (2 * len(pull))
     student = stats.t.ppf(together, max(float(freedom.min()), 1.5)) / stats.norm.ppf(0.5 + CONFIDENCE / 2)
     return float(student * weights.mean() / max(float(np.mean(weights == 1.0)), 0.5))
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from biphase.analysis.bootstrap import CONFIDENCE, Estimate, Fit, Vector, fit_relative, interval
+from biphase.analysis.bootstrap import CONFIDENCE, Estimate, Fit, Vector, fit_relative
 from biphase.analysis.latency import prefilled_tokens, ttft
 from biphase.analysis.windows import StepSample, step_samples
 from biphase.client.record import Record
@@ -26,7 +26,9 @@ FIRST_TOKEN_LATE_MS = 0.1
 wakes more slowly (73 us more than between two tokens, median of 35 streams from a server with known laws)."""
 TIMER_SLACK_MS = 0.05
 """By how much a server's waits can end late, each of them alike, so that no scatter shows it: Linux lets a timer be so
-late to wake processes together (prctl(2), PR_SET_TIMERSLACK). It makes t0 large and, batches being unlike, w small."""
+late to wake processes together (prctl(2), PR_SET_TIMERSLACK)."""
+LATE_MS = FIRST_TOKEN_LATE_MS + TIMER_SLACK_MS
+"""Of a TTFT, for which a server waits and then a client."""
 STAIRCASE_LENGTHS = 8
 """Distinct lengths from which a staircase can be told from a parabola."""
 DECISIVE = 10.0
@@ -108,8 +110,8 @@ def fit_prefill(
     chosen, staircase = _known_staircase(tokens, times, chunk_tokens) or _with_staircase(tokens, times)
     return PrefillLaw(
         a_ms=_without_http(chosen, [1e3 * t for t in http_s]),
-        b_ms_per_token=chosen.coefficient(1),
-        c_ms_per_token2=chosen.coefficient(2),
+        b_ms_per_token=chosen.coefficient(1, LATE_MS),
+        c_ms_per_token2=chosen.coefficient(2, LATE_MS),
         http_ms=1e3 * float(np.median(http_s)) if len(http_s) else None,
         crossover_tokens=_crossover(chosen, http_s),
         staircase=staircase,
@@ -143,17 +145,13 @@ def _parabola(tokens: Vector) -> Vector:
 
 
 def _without_http(fit: Fit, http_ms: Sequence[float]) -> Estimate:
-    """``a`` less the HTTP share, uncertain by its outer tenths: the trips inside the TTFTs are as uneven.
-
-    A late stamp of the first token can only make it too large.
-    """
+    """``a`` less the HTTP share, uncertain by its outer tenths: the trips inside the TTFTs are as uneven."""
     if not http_ms:
-        return fit.coefficient(0)
+        return fit.coefficient(0, LATE_MS)
     drawn = np.random.default_rng(1).choice(http_ms, len(fit.replicates))
     drawn = np.clip(drawn, *np.percentile(http_ms, [10, 90]))
     value = max(float(fit.coefficients[0]) - float(np.median(http_ms)), 0.0)
-    found = interval(value, fit.replicates[:, 0] - drawn, fit.widening)
-    return Estimate(value, max(found.low - FIRST_TOKEN_LATE_MS, 0.0), max(found.high, 0.0))
+    return fit.interval(value, fit.replicates[:, 0] - drawn, lambda rows: rows[..., 0], LATE_MS)
 
 
 def _crossover(fit: Fit, http_s: Sequence[float]) -> Estimate | None:
@@ -161,8 +159,7 @@ def _crossover(fit: Fit, http_s: Sequence[float]) -> Estimate | None:
     http = 1e3 * float(np.median(http_s)) if len(http_s) else 0.0
     if fit.coefficients[1] <= 0 or np.mean(fit.replicates[:, 1] > 0) < CONFIDENCE:
         return None
-    found = fit.estimate(lambda rows: np.maximum(rows[..., 0] - http, 0) / np.maximum(rows[..., 1], 1e-12))
-    return Estimate(found.value, max(found.low, 0.0), found.high)
+    return fit.estimate(lambda rows: np.maximum(rows[..., 0] - http, 0) / np.maximum(rows[..., 1], 1e-12), LATE_MS)
 
 
 def _known_staircase(tokens: Vector, times: Vector, chunk_tokens: int | None) -> tuple[Fit, Staircase] | None:
@@ -170,7 +167,7 @@ def _known_staircase(tokens: Vector, times: Vector, chunk_tokens: int | None) ->
     if chunk_tokens is None or len(times) < 6 or not tokens.min() <= chunk_tokens < tokens.max():
         return None
     fit = fit_relative(_stairs(tokens, chunk_tokens), times)
-    return fit, Staircase(chunk_tokens, fit.coefficient(3))
+    return fit, Staircase(chunk_tokens, fit.coefficient(3, LATE_MS))
 
 
 def _stairs(tokens: Vector, chunk_tokens: int) -> Vector:
@@ -187,7 +184,7 @@ def _with_staircase(tokens: Vector, times: Vector) -> tuple[Fit, Staircase | Non
     best = min(fits, key=lambda n: _aicc(fits[n], 5), default=None)  # the size is a constant too
     if best is None or _aicc(fits[best], 5) > _aicc(parabola, 3) - DECISIVE:
         return parabola, None
-    further = fits[best].coefficient(3)
+    further = fits[best].coefficient(3, LATE_MS)
     return (fits[best], Staircase(best, further)) if further.low > 0 else (parabola, None)
 
 
@@ -196,11 +193,6 @@ def _aicc(fit: Fit, constants: int) -> float:
     n, parameters = len(fit.residuals), constants + 1
     squares = max(float(np.sum(fit.weights * fit.residuals**2)), 1e-18)
     return n * float(np.log(squares / n)) + 2 * parameters * n / (n - parameters - 1)
-
-
-def _widened(found: Estimate, below: float, above: float) -> Estimate:
-    """The interval with room for an error that no sample shows; no constant is below zero."""
-    return Estimate(found.value, max(found.low - below, 0.0), found.high + above)
 
 
 def fit_decode(records: Sequence[Record]) -> DecodeLaw | None:
@@ -221,9 +213,9 @@ def decode_law(samples: Sequence[StepSample]) -> DecodeLaw | None:
         return None
     fit = fit_relative(np.stack(columns, axis=1), [1e3 * s.seconds for s in positive])
     return DecodeLaw(
-        t0_ms=_widened(fit.coefficient(0), TIMER_SLACK_MS, 0.0),
-        w_ms_per_sequence=_widened(fit.coefficient(1), 0.0, TIMER_SLACK_MS / batches[-1]) if len(batches) > 1 else None,
-        k_ms_per_token=fit.coefficient(len(columns) - 1) if varied else None,
+        t0_ms=fit.coefficient(0, TIMER_SLACK_MS),
+        w_ms_per_sequence=fit.coefficient(1, TIMER_SLACK_MS) if len(batches) > 1 else None,
+        k_ms_per_token=fit.coefficient(len(columns) - 1, TIMER_SLACK_MS) if varied else None,
         batches=tuple(batches),
         samples=len(positive),
         shortest_context=min(contexts),

@@ -58,8 +58,8 @@ def _previous(path: Path) -> float | None:
 def _json(found: "Calibration") -> bytes:
     from dataclasses import asdict
 
-    import msgspec
+    from biphase.report.pretty_json import pretty_json
 
     renamed = {"memory_bytes": "memory_bytes", "bandwidth": "bandwidth_bytes_per_s", "seconds": "took_s"}
     content = {renamed.get(key, key): value for key, value in asdict(found).items()}
-    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+    return pretty_json(content)

@@ -51,9 +51,9 @@ def compare(
 
 
 def _json(found: "Comparison") -> bytes:
-    import msgspec
+    from biphase.report.pretty_json import pretty_json
 
-    return msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+    return pretty_json(found)
 
 
 def _fraction(text: str) -> float:

@@ -93,9 +93,7 @@ def _rows(text: str) -> tuple[int, ...]:
 
 
 def _json(found: "KernelReport") -> bytes:
-    import msgspec
-
     from biphase import __version__
+    from biphase.report.pretty_json import pretty_json
 
-    content = msgspec.json.encode({"biphase": __version__, "kernels": found})
-    return msgspec.json.format(content, indent=2) + b"\n"
+    return pretty_json({"biphase": __version__, "kernels": found})

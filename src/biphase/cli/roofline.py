@@ -121,9 +121,7 @@ def _refuse_large(prompt: int, context: int, batch: int) -> None:
 
 
 def _json(sheets: "list[Sheet]") -> bytes:
-    import msgspec
-
     from biphase import __version__
+    from biphase.report.pretty_json import pretty_json
 
-    content = msgspec.json.encode({"biphase": __version__, "sheets": sheets})
-    return msgspec.json.format(content, indent=2) + b"\n"
+    return pretty_json({"biphase": __version__, "sheets": sheets})

@@ -178,14 +178,13 @@ def _lives() -> str | None:
 
 def _report(result: "StallResult", json: Path | None, html: Path | None) -> None:
     """Table on stdout and files, also of a run that broke off; then its error, if there is one."""
-    import msgspec
-
     from biphase.experiments.facts import INTERRUPTED
+    from biphase.report.pretty_json import pretty_json
     from biphase.report.stall_table import print_stall
 
     deliver(
         lambda: print_stall(result),
-        (json, lambda: msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"),
+        (json, lambda: pretty_json(result)),
         (html, lambda: _page(result)),
     )
     if result.error == INTERRUPTED:

@@ -33,7 +33,8 @@ class BareLoops:
 
     def __init__(self, weights: NDArray[np.uint8]) -> None:
         self._weights = weights
-        self._team, self._threads = new_team(), get_num_threads()
+        self._threads = get_num_threads()
+        self._team = new_team(self._threads)
         self._scratch = new_scratch(self._threads)
         self._tiles = whole_tiles()
         self._rates: dict[str, list[float]] = {}

@@ -7,6 +7,7 @@ phase they belong to; from ``crossover`` rows on the second is faster on this ma
 from collections.abc import Sequence
 
 import numpy as np
+from numba import config as numba_config
 from numba import get_num_threads
 from numpy.typing import NDArray
 
@@ -48,7 +49,7 @@ class CompiledModel:
         self.packed = packed
         self.crossover = MOST_FEW_ROWS + 1
         self._first_touch = FirstTouch((cache.k, cache.v))
-        self._team = new_team()
+        self._team = new_team(numba_config.NUMBA_NUM_THREADS)
         self._few_work: dict[tuple[int, int], few.Work] = {}
         self._many_work: dict[tuple[int, int], many.ManyRowsWork] = {}
 

@@ -39,10 +39,9 @@ def _pages(number: int, cache: NDArray[np.uint16]) -> list[tuple[int, int, int]]
     """(first block that lies on it, ``number``, index of an element on it) of each page of a cache."""
     layers, blocks = cache.shape[:2]
     layer = cache.nbytes // layers
-    first = -cache.ctypes.data % HUGE_PAGE
-    starts = [0, *range(first, cache.nbytes, HUGE_PAGE)] if first else list(range(0, cache.nbytes, HUGE_PAGE))
+    second = -cache.ctypes.data % HUGE_PAGE or HUGE_PAGE
     found = []
-    for start in starts:
+    for start in (0, *range(second, cache.nbytes, HUGE_PAGE)):
         reached = [start % layer * blocks // layer]
         if start // layer < (min(start + HUGE_PAGE, cache.nbytes) - 1) // layer:
             reached.append(0)  # a later layer begins on it

@@ -116,7 +116,8 @@ def _head(model: CompiledModel, rows: int, program: Program) -> Case:
 def _products(model: CompiledModel, operator: str, matrices: range, rows: int, program: Program) -> Case:
     image, shape, words = model.packed.image, model.packed.shape, model.words
     own = image.matrices[matrices.start : matrices.stop]
-    threads, team, x = get_num_threads(), new_team(), _random(rows, int(own[:, INNER].max()))
+    threads = get_num_threads()
+    team, x = new_team(threads), _random(rows, int(own[:, INNER].max()))
     arguments: tuple[Any, ...] = (threads, words, image, matrices.start, matrices.stop, x)
     if program is Program.FEW:
         kernel = alone.few_row_products
@@ -130,7 +131,8 @@ def _products(model: CompiledModel, operator: str, matrices: range, rows: int, p
 
 
 def _single_rows(model: CompiledModel, count: int, context: int) -> Case:
-    shape, team, threads = model.packed.shape, new_team(), get_num_threads()
+    shape, threads = model.packed.shape, get_num_threads()
+    team = new_team(threads)
     positions = np.full(count, context - 1, dtype=np.int32)
     items, first_items = row_items(positions)
     tables = np.arange(count * -(-context // BLOCK), dtype=np.int32).reshape(count, -1)
@@ -148,7 +150,8 @@ def _single_rows(model: CompiledModel, count: int, context: int) -> Case:
 
 
 def _chunk(model: CompiledModel, rows: int, past: int) -> Case:
-    shape, team, threads = model.packed.shape, new_team(), get_num_threads()
+    shape, threads = model.packed.shape, get_num_threads()
+    team = new_team(threads)
     work = many.new_work(shape, threads, model.words, rows, 1)
     work.qkv[:] = _random(*work.qkv.shape)
     table = np.arange(-(-(past + rows) // BLOCK), dtype=np.int32)

@@ -3,6 +3,7 @@
 import msgspec
 
 from biphase.analysis.bench_result import BenchResult
+from biphase.report.pretty_json import pretty_json
 
 
 def bench_json(result: BenchResult) -> bytes:
@@ -10,4 +11,4 @@ def bench_json(result: BenchResult) -> bytes:
     content = msgspec.to_builtins(result.profile)
     content |= content.pop("vllm_bench")
     content["bench"] = msgspec.to_builtins(result.bench)
-    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+    return pretty_json(content)

@@ -7,6 +7,7 @@ import msgspec
 from biphase.analysis.latency import Spread
 from biphase.analysis.profile_result import LengthRow, ProfileResult
 from biphase.report.laws_text import law_lines
+from biphase.report.pretty_json import pretty_json
 from biphase.report.tables import cell, conditions, short_model, tokens_cell
 from biphase.report.words import plain_words
 
@@ -15,7 +16,7 @@ def json_bytes(result: ProfileResult) -> bytes:
     """The result, and at its top level the keys of ``vllm bench serve`` that a profile has a value for."""
     content = msgspec.to_builtins(result)
     content |= content.pop("vllm_bench")
-    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+    return pretty_json(content)
 
 
 def markdown(result: ProfileResult) -> str:

@@ -10,6 +10,7 @@ from biphase.analysis.split_meaning import percent
 from biphase.experiments.split import SplitResult
 from biphase.report.page import document, figure
 from biphase.report.plots import WIDTH, Axes, Series, plot
+from biphase.report.pretty_json import pretty_json
 from biphase.report.split_tables import count, facts, heading, seconds, sources, unit_rows
 
 PREFILL, DECODE, RUNNING, WAITING = 0, 1, 2, 3
@@ -29,7 +30,7 @@ def split_json(result: SplitResult) -> bytes:
     """The result with the fields of its split at the top level."""
     content = msgspec.to_builtins(result)
     content |= content.pop("split")
-    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+    return pretty_json(content)
 
 
 def split_page(result: SplitResult) -> str:

@@ -55,7 +55,8 @@ from biphase.engine.kernels.vectors import (
 )
 
 HEADER = 192
-_BIASES, _COLUMN, _VALID = 64, 128, 136
+BIASES_AT, COLUMN_AT, VALID_AT = 64, 128, 136
+"""Byte offsets in the header."""
 TILES = features().tiles
 _VECTOR_ROWS = 8 if features().int8_dot else 2
 """Rows whose sums stay in registers: 2 x 8 of 32, or what half-width registers hold."""
@@ -154,7 +155,7 @@ def silu_multiply(gate: Any, up: Any, rows: Any) -> None:
 @njit(nogil=True, cache=True, error_model="numpy")
 def _store_panel(values: Any, row: Any, rows: Any, panel: Any, out: Any) -> None:
     """As ``store_rows`` for an unpacked panel."""
-    bias, column, valid = load_f32(panel + _BIASES), get_i64(panel + _COLUMN), get_i64(panel + _VALID)
+    bias, column, valid = load_f32(panel + BIASES_AT), get_i64(panel + COLUMN_AT), get_i64(panel + VALID_AT)
     store_rows(values, row, rows, bias, column, valid, out)
 
 
@@ -172,6 +173,13 @@ def store_rows(values: Any, row: Any, rows: Any, bias: Any, column: Any, valid: 
             store_f32(values + 64 * i, value)
             _store_few(values + 64 * i, target, valid, out.mode == ADD)
         target += out.stride
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def put_biases(biases: Any, column: Any, address: Any) -> None:
+    """The biases of 16 columns from ``column`` on, zeros where there are none."""
+    for lane in range(16):
+        put_f32(address + 4 * lane, biases[column + lane] if column + lane < len(biases) else np.float32(0))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

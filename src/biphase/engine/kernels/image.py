@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from biphase.engine.config import ModelConfig
 from biphase.engine.kernels.panels import PanelMatrix
+from biphase.engine.kernels.unpack import BF16
 from biphase.engine.kernels.vectors import LANES
 
 Ints = NDArray[np.int64]
@@ -22,8 +23,8 @@ Floats = NDArray[np.float32]
 QKV, O, GATE_UP, DOWN = range(4)  # noqa: E741  the field's name of the output projection
 MATRICES = 4
 """Matrices of a layer in the table; after those of all layers come the head and the embedding."""
-FIRST, PANELS, INNER, COLUMNS = range(4)
-"""Columns of the table of matrices: first panel, panels, inner size, output columns."""
+FIRST, PANELS, INNER, COLUMNS, INTEGERS = range(5)
+"""Columns of the table of matrices: first panel, panels, inner size, output columns, 1 where no panel is of floats."""
 ADDRESS, KIND, COLUMN, VALID = range(4)
 """Columns of the table of panels: address, kind, first output column, output columns that are there (1 to 16)."""
 
@@ -94,10 +95,11 @@ def place(matrices: Sequence[Sequence[Placed]]) -> tuple[Ints, Ints, NDArray[np.
     order = [_order(parts) for parts in matrices]
     total = sum(part.matrix.data.nbytes for parts in matrices for part in parts)
     weights, at = reserve(total), 0
-    table = np.zeros((len(matrices), 4), dtype=np.int64)
+    table = np.zeros((len(matrices), 5), dtype=np.int64)
     rows: list[tuple[int, int, int, int]] = []
     for number, panels in enumerate(order):
-        table[number] = (len(rows), len(panels), panels[0][0].matrix.inner, _columns(matrices[number]))
+        integers = all(part.matrix.kind < BF16 for part in matrices[number])
+        table[number] = (len(rows), len(panels), panels[0][0].matrix.inner, _columns(matrices[number]), integers)
         for part, index in panels:
             data = part.matrix.data[index]
             weights[at : at + len(data)] = data

@@ -30,13 +30,17 @@ from biphase.engine.kernels.flash import (
 )
 from biphase.engine.kernels.gemm import (
     ADD,
+    BIASES_AT,
+    COLUMN_AT,
     GEMM_SCRATCH,
     GLU,
     HEADER,
     STORE,
     TILES,
+    VALID_AT,
     Output,
     multiply_panels,
+    put_biases,
     unpacked_bytes,
 )
 from biphase.engine.kernels.image import (
@@ -70,7 +74,7 @@ from biphase.engine.kernels.row_tiles import (
 from biphase.engine.kernels.team import barrier, next_item
 from biphase.engine.kernels.tiles import TILE_BYTES, configure_tiles, release_tiles, whole_tiles
 from biphase.engine.kernels.unpack import panel_bytes, unpack_panel
-from biphase.engine.kernels.vectors import load_f32, put_f32, put_i64, store_f32
+from biphase.engine.kernels.vectors import load_f32, put_i64, store_f32
 
 Ints32 = NDArray[np.int32]
 Ints = NDArray[np.int64]
@@ -236,11 +240,9 @@ def _unpack(panel: Any, inner: Any, biases: Any, out: Any) -> None:
     """A panel with its header, as ``gemm`` takes it."""
     kind, address, column, valid = panel[KIND], panel[ADDRESS], panel[COLUMN], panel[VALID]
     store_f32(out, load_f32(address + panel_bytes(kind, inner)))
-    for lane in range(16):
-        bias = biases[column + lane] if column + lane < len(biases) else np.float32(0)
-        put_f32(out + 64 + 4 * lane, bias)
-    put_i64(out + 128, column)
-    put_i64(out + 136, valid)
+    put_biases(biases, column, out + BIASES_AT)
+    put_i64(out + COLUMN_AT, column)
+    put_i64(out + VALID_AT, valid)
     unpack_panel(kind, address, inner, out + HEADER)
 
 

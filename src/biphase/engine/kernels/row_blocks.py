@@ -13,10 +13,9 @@ from numba import njit
 
 from biphase.engine.kernels.activations import normed_records, plain_records, record_bytes
 from biphase.engine.kernels.few_rows import multiply_panel
-from biphase.engine.kernels.gemm import GLU, TILES, silu_multiply, store_rows
-from biphase.engine.kernels.image import ADDRESS, COLUMN, FIRST, KIND, PANELS, VALID
-from biphase.engine.kernels.unpack import BF16
-from biphase.engine.kernels.vectors import load_f32, put_f32
+from biphase.engine.kernels.gemm import GLU, TILES, put_biases, silu_multiply, store_rows
+from biphase.engine.kernels.image import ADDRESS, COLUMN, INTEGERS, KIND, VALID
+from biphase.engine.kernels.vectors import load_f32
 
 ROWS = 64
 _VALUES = 64 * ROWS
@@ -28,11 +27,7 @@ _BIASES = 2 * _VALUES
 @njit(nogil=True, cache=True, error_model="numpy")
 def takes(image: Any, number: Any) -> Any:
     """Whether matrix ``number`` is multiplied here."""
-    if TILES:
-        return False
-    matrix = image.matrices[number]
-    kinds = image.panels[matrix[FIRST] : matrix[FIRST] + matrix[PANELS], KIND]
-    return kinds.max() < BF16
+    return not TILES and image.matrices[number, INTEGERS] == 1
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -59,15 +54,8 @@ def multiply_packed(x: Any, image: Any, first: Any, last: Any, biases: Any, out:
                 if odd:
                     silu_multiply(scratch, values, rows)
                     gate = image.panels[p - 1]
-                    bias = _bias(biases, gate[COLUMN], scratch + _BIASES)
-                    store_rows(scratch, begin, rows, bias, gate[COLUMN], gate[VALID], out)
+                    put_biases(biases, gate[COLUMN], scratch + _BIASES)
+                    store_rows(scratch, begin, rows, load_f32(scratch + _BIASES), gate[COLUMN], gate[VALID], out)
             else:
-                store_rows(values, begin, rows, _bias(biases, column, scratch + _BIASES), column, valid, out)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _bias(biases: Any, column: Any, scratch: Any) -> Any:
-    """The biases of 16 columns, zeros where there are none."""
-    for lane in range(16):
-        put_f32(scratch + 4 * lane, biases[column + lane] if column + lane < len(biases) else np.float32(0))
-    return load_f32(scratch)
+                put_biases(biases, column, scratch + _BIASES)
+                store_rows(values, begin, rows, load_f32(scratch + _BIASES), column, valid, out)

@@ -19,7 +19,6 @@ from biphase.engine.kernels.vectors import I32, add_atomic, call, get_atomic, op
 
 _ARRIVED, _ROUND, _ITEMS, _PARTS = 0, 128, 256, 384
 """Byte offsets of the counters, from ``_PARTS`` on one a member: 128 apart, as lines are fetched in pairs."""
-MOST_MEMBERS = 64
 _ITEMS_OF_A_PART = 8
 """Items a member from which on each has a part of its own: looking for work in those of others takes time."""
 
@@ -45,9 +44,9 @@ class Seat(NamedTuple):
     member: Any
 
 
-def new_team() -> NDArray[np.int64]:
-    """The counters of one team, at rest. They are at rest again after every program, so a team serves many."""
-    return np.zeros((_PARTS + 128 * MOST_MEMBERS) // 8, dtype=np.int64)
+def new_team(members: int) -> NDArray[np.int64]:
+    """The counters of one team of up to ``members``, at rest. They are at rest again after every program."""
+    return np.zeros((_PARTS + 128 * members) // 8, dtype=np.int64)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
