@@ -50,6 +50,12 @@ INT_PAIRS = {
 }
 
 
+def test_an_address_in_a_register_is_the_same_address() -> None:
+    x = np.arange(48, dtype=np.float32)
+    shifted = njit(lambda x, y, out: v.store_f32(out, v.load_f32(v.in_register(x + (y - x) // 2))))
+    np.testing.assert_array_equal(applied(shifted, np.empty(16, np.float32), x, x[32:]), x[16:32])
+
+
 @pytest.mark.parametrize("name", FLOAT_PAIRS)
 @given(x=FLOATS, y=FLOATS)
 def test_pairs_of_floats(name: str, x: np.ndarray, y: np.ndarray) -> None:

@@ -20,6 +20,7 @@ from biphase.engine.kernels.vectors import (
     fma,
     get_i32,
     high_bf16,
+    in_register,
     load_f16,
     load_f32,
     load_fill_f32,
@@ -76,11 +77,12 @@ def _nibbles(wide: Any, panel: Any, inner: Any, records: Any, rows: Any, words: 
         )
         scale, offset = (load_f32(at + 256), load_f32(at + 320)) if wide else (load_f16(at + 256), load_f16(at + 288))
         for row in range(rows):
-            x = records + row * stride + 32 * group
+            x = in_register(records + row * stride + 32 * group)
             total = _dots(a, b, c, d, x) + _dots(e, f, g, h, x + 16)
             if words == 2:
-                total = shift_left(total, 8) + _dots(a, b, c, d, x + lower) + _dots(e, f, g, h, x + lower + 16)
-            of_group = records + row * stride + groups + 16 * group
+                y = in_register(x + lower)
+                total = shift_left(total, 8) + _dots(a, b, c, d, y) + _dots(e, f, g, h, y + 16)
+            of_group = in_register(records + row * stride + groups + 16 * group)
             scaled = to_float(total) * load_fill_f32(of_group)
             sums = fma(offset, load_fill_f32(of_group + 4), load_f32(out + 64 * row))
             store_f32(out + 64 * row, fma(scaled, scale, sums))
@@ -99,11 +101,12 @@ def _bytes(by_row: Any, panel: Any, inner: Any, records: Any, rows: Any, words: 
         e, f, g, h = load_i32(at + 256), load_i32(at + 320), load_i32(at + 384), load_i32(at + 448)
         scale = fill_f32(np.float32(1)) if by_row else load_f16(at + 512)
         for row in range(rows):
-            x = records + row * stride + 32 * group
+            x = in_register(records + row * stride + 32 * group)
             total = _dots(a, b, c, d, x) + _dots(e, f, g, h, x + 16)
             if words == 2:
-                total = shift_left(total, 8) + _dots(a, b, c, d, x + lower) + _dots(e, f, g, h, x + lower + 16)
-            of_group = records + row * stride + groups + 16 * group
+                y = in_register(x + lower)
+                total = shift_left(total, 8) + _dots(a, b, c, d, y) + _dots(e, f, g, h, y + 16)
+            of_group = in_register(records + row * stride + groups + 16 * group)
             total = total - fill_i32(get_i32(of_group + 8) + get_i32(of_group + 12))
             scaled = to_float(total) * load_fill_f32(of_group)
             store_f32(out + 64 * row, fma(scaled, scale, load_f32(out + 64 * row)))
@@ -124,11 +127,11 @@ def _half_groups(panel: Any, inner: Any, records: Any, rows: Any, words: Any, ou
         a, b, c, d = load_i32(at), load_i32(at + 64), load_i32(at + 128), load_i32(at + 192)
         scale = load_f32(at + 256)
         for row in range(rows):
-            x = records + row * stride + 16 * half
+            x = in_register(records + row * stride + 16 * half)
             total = _dots(a, b, c, d, x)
             if words == 2:
-                total = shift_left(total, 8) + _dots(a, b, c, d, x + lower)
-            of_group = records + row * stride + groups + 16 * (half >> 1)
+                total = shift_left(total, 8) + _dots(a, b, c, d, in_register(x + lower))
+            of_group = in_register(records + row * stride + groups + 16 * (half >> 1))
             total = total - fill_i32(get_i32(of_group + 8 + 4 * (half & 1)))
             scaled = to_float(total) * load_fill_f32(of_group)
             store_f32(out + 64 * row, fma(scaled, scale, load_f32(out + 64 * row)))
@@ -157,7 +160,7 @@ def _floats(kind: Any, panel: Any, inner: Any, records: Any, rows: Any, out: Any
         e, f = _pair(kind, panel, 4 * octet + 2)
         g, h = _pair(kind, panel, 4 * octet + 3)
         for row in range(rows):
-            x = records + row * stride + floats + 32 * octet
+            x = in_register(records + row * stride + floats + 32 * octet)
             even = fma(a, load_fill_f32(x), load_f32(out + 64 * row))
             odd = b * load_fill_f32(x + 4)
             even, odd = fma(c, load_fill_f32(x + 8), even), fma(d, load_fill_f32(x + 12), odd)

@@ -20,6 +20,7 @@ from biphase.engine.kernels.vectors import (
     get_f32,
     get_i32,
     greater,
+    in_register,
     load_f16,
     load_f32,
     load_fill_f32,
@@ -120,7 +121,7 @@ def _score(queries: Any, group: Any, dim: Any, keys: Any, ahead: Any, seen: Any,
         k0, k1, k2, k3 = load_f16(at), load_f16(at + 32), load_f16(at + 64), load_f16(at + 96)
         k4, k5, k6, k7 = load_f16(at + 128), load_f16(at + 160), load_f16(at + 192), load_f16(at + 224)
         for g in range(group):
-            q, out = queries + 4 * (g * dim + d), scores + 64 * RUN * g
+            q, out = in_register(queries + 4 * (g * dim + d)), scores + 64 * RUN * g
             even = fma(k0, load_fill_f32(q), load_f32(out))
             odd = k1 * load_fill_f32(q + 4)
             even, odd = fma(k2, load_fill_f32(q + 8), even), fma(k3, load_fill_f32(q + 12), odd)
@@ -171,7 +172,7 @@ def _add_values(weights: Any, group: Any, dim: Any, values: Any, ahead: Any, see
             v4, v5 = load_f16(x + 4 * row), load_f16(x + 5 * row)
             v6, v7 = load_f16(x + 6 * row), load_f16(x + 7 * row)
             for g in range(group):
-                p, out = weights + 64 * RUN * g + 4 * t, state + g * width + 64 * v
+                p, out = in_register(weights + 64 * RUN * g + 4 * t), state + g * width + 64 * v
                 even = fma(v0, load_fill_f32(p), load_f32(out))
                 odd = v1 * load_fill_f32(p + 4)
                 even, odd = fma(v2, load_fill_f32(p + 8), even), fma(v3, load_fill_f32(p + 12), odd)

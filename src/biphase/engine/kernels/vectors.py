@@ -117,6 +117,19 @@ def pointer(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
 
+def _in_register(b: Any, address: Any) -> Any:
+    return b.call(ir.InlineAsm(ir.FunctionType(I64, [I64]), "", "=r,0", side_effect=False), [address])
+
+
+in_register = operation(types.int64, [types.int64], _in_register)
+"""The address in a register of its own, whatever sum it is: of which sum, the compiler does not learn.
+
+Intel's cores issue an operation on memory as one micro-operation where its address is a register and a constant, and
+as two where it is a sum of registers (Optimization Reference Manual, "micro-fusion", on indexed addressing). Where the
+other hyper-thread of a core is somebody else's, half of the slots are left, and it is they that run out.
+"""
+
+
 def _load(result: Any, stored: Any, convert: Emit = lambda _, value: value) -> Any:
     return operation(result, [types.int64], lambda b, address: convert(b, b.load(pointer(b, address, stored), align=1)))
 
