@@ -1,9 +1,10 @@
 """Rows of activations for the few-row products: RMS norm, SwiGLU, and their integers in groups of 32.
 
-A row of ``inner`` elements becomes one record: its upper bytes, its lower bytes, then for each group of 32 the step,
-the sum of its elements and 128 times the sum of the integers of each half, then the row itself in float32. An element
-is step * (256 upper + lower), 16 bits, or step * upper where one word was asked for (``words`` 1: lossy, faster).
-The record is private to a thread: every member of a team makes its own, which takes less time than a barrier.
+A group of a row is one cell: its step, the sum of its elements, 128 times the sum of the integers of each half, then
+its upper bytes and its lower bytes. An element is step * (256 upper + lower), 16 bits, or step * upper where one word
+was asked for (``words`` 1: lossy, faster). The cells of all rows for a group lie together, as a product reads them:
+``[groups][rows]``. Records are cells and, after them, the rows themselves in float32. They are private to a thread:
+every member of a team makes its own, which takes less time than a barrier.
 """
 
 from typing import Any
@@ -38,50 +39,54 @@ LARGEST_STEPS = (127.0, float(HALF_WORD))
 """The largest integer of one word and of two."""
 
 
+CELL = 80
+SUM, FIRST_HALF, SECOND_HALF, UPPER, LOWER = 4, 8, 12, 16, 48
+"""Where things lie in a cell, after the step; the sum of the elements is in units of their values."""
+
+
 @njit(nogil=True, cache=True, inline="always")
-def padded(inner: Any) -> Any:
-    """The elements of a record: whole groups of 32."""
-    return (inner + 31) // 32 * 32
+def groups_of(inner: Any) -> Any:
+    """Groups of 32, the last padded with zeros."""
+    return (inner + 31) // 32
+
+
+@njit(nogil=True, cache=True, inline="always")
+def cells_bytes(inner: Any) -> Any:
+    """The cells of a row."""
+    return groups_of(inner) * CELL
 
 
 @njit(nogil=True, cache=True, inline="always")
 def record_bytes(inner: Any) -> Any:
-    """2 bytes of integers and 4 of float32 an element, 16 bytes a group; rounded to a cache line."""
-    return (padded(inner) * 6 + padded(inner) // 32 * 16 + 63) // 64 * 64
+    """A row's part of records: cells, and 4 bytes an element; rounded to a cache line."""
+    return (cells_bytes(inner) + groups_of(inner) * 128 + 63) // 64 * 64
 
 
 @njit(nogil=True, cache=True, inline="always")
-def floats_of(record: Any, inner: Any) -> Any:
-    """The address of the row in float32 inside a record; zeros up to ``padded(inner)``."""
-    return record + padded(inner) * 2 + padded(inner) // 32 * 16
-
-
-@njit(nogil=True, cache=True, inline="always")
-def groups_of(record: Any, inner: Any) -> Any:
-    """The address of the 16 bytes of each group: step, sum in units of the value, 128 * sums of both halves."""
-    return record + padded(inner) * 2
+def floats_of(records: Any, row: Any, rows: Any, inner: Any) -> Any:
+    """The address of row ``row`` in float32, inside records of ``rows`` rows; zeros fill its last group."""
+    return records + rows * cells_bytes(inner) + row * groups_of(inner) * 128
 
 
 @njit(nogil=True, cache=True)
-def quantize(record: Any, inner: Any, words: Any) -> None:
-    """Fill the integers of a record from its float32."""
-    floats, groups = floats_of(record, inner), groups_of(record, inner)
-    lower, largest = record + padded(inner), np.float32(LARGEST_STEPS[words - 1])
-    for group in range(padded(inner) // 32):
+def quantize(floats: Any, inner: Any, words: Any, cell: Any, stride: Any) -> None:
+    """The cells of a row of whole groups of float32: the first at ``cell``, ``stride`` bytes apart."""
+    largest = np.float32(LARGEST_STEPS[words - 1])
+    for group in range(groups_of(inner)):
         a, b = load_f32(floats + 128 * group), load_f32(floats + 128 * group + 64)
         peak = max(max_f32(greater(absolute(a), absolute(b))), np.float32(TINY) * largest)
         unit = fill_f32(largest / peak)
         x, y = to_int(a * unit), to_int(b * unit)
-        _store_words(record + 32 * group, lower + 32 * group, x, words)
-        _store_words(record + 32 * group + 16, lower + 32 * group + 16, y, words)
-        at, first, second = groups + 16 * group, sum_i32(x), sum_i32(y)
+        at, first, second = cell + group * stride, sum_i32(x), sum_i32(y)
+        _store_words(at + UPPER, at + LOWER, x, words)
+        _store_words(at + UPPER + 16, at + LOWER + 16, y, words)
         # Integers cannot be NaN, so the step is where one of these elements is not finite: 0 or NaN is added.
         zero = fill_f32(np.float32(0))
         step = peak / largest + sum_f32(a * zero + b * zero)
         put_f32(at, step)
-        put_f32(at + 4, np.float32(first + second) * step)
-        put_i32(at + 8, 128 * first)
-        put_i32(at + 12, 128 * second)
+        put_f32(at + SUM, np.float32(first + second) * step)
+        put_i32(at + FIRST_HALF, 128 * first)
+        put_i32(at + SECOND_HALF, 128 * second)
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -96,8 +101,18 @@ def _store_words(upper: Any, lower: Any, x: Any, words: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def zero_tail(floats: Any, inner: Any) -> None:
-    for k in range(inner, padded(inner)):
+    for k in range(inner, groups_of(inner) * 32):
         put_f32(floats + 4 * k, np.float32(0))
+
+
+@njit(nogil=True, cache=True)
+def copy_row(x: Any, inner: Any, out: Any) -> None:
+    """A row of float32 with zeros in its last group."""
+    for v in range(inner // 16):
+        store_f32(out + 64 * v, load_f32(x + 64 * v))
+    for k in range(inner // 16 * 16, inner):
+        put_f32(out + 4 * k, get_f32(x + 4 * k))
+    zero_tail(out, inner)
 
 
 @njit(nogil=True, cache=True)
@@ -118,27 +133,28 @@ def rms_norm(x: Any, weight: Any, inner: Any, eps: Any, out: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
+def normed_record(x: Any, row: Any, rows: Any, weight: Any, inner: Any, eps: Any, words: Any, records: Any) -> None:
+    """Row ``row`` of records of ``rows`` rows: the RMS norm of the row at ``x``."""
+    floats = floats_of(records, row, rows, inner)
+    rms_norm(x, weight, inner, eps, floats)
+    zero_tail(floats, inner)
+    quantize(floats, inner, words, records + row * CELL, rows * CELL)
+
+
+@njit(nogil=True, cache=True)
 def normed_records(x: Any, rows: Any, weight: Any, inner: Any, eps: Any, words: Any, records: Any) -> None:
     """Records of the RMS norms of ``rows`` rows that lie ``inner`` apart."""
     for row in range(rows):
-        record = records + row * record_bytes(inner)
-        rms_norm(x + 4 * inner * row, weight, inner, eps, floats_of(record, inner))
-        zero_tail(floats_of(record, inner), inner)
-        quantize(record, inner, words)
+        normed_record(x + 4 * inner * row, row, rows, weight, inner, eps, words, records)
 
 
 @njit(nogil=True, cache=True)
 def plain_records(x: Any, rows: Any, inner: Any, stride: Any, words: Any, records: Any) -> None:
     """Records of rows as they are, ``stride`` bytes apart."""
     for row in range(rows):
-        record = records + row * record_bytes(inner)
-        floats = floats_of(record, inner)
-        for v in range(inner // 16):
-            store_f32(floats + 64 * v, load_f32(x + stride * row + 64 * v))
-        for k in range(inner // 16 * 16, inner):
-            put_f32(floats + 4 * k, get_f32(x + stride * row + 4 * k))
-        zero_tail(floats, inner)
-        quantize(record, inner, words)
+        floats = floats_of(records, row, rows, inner)
+        copy_row(x + stride * row, inner, floats)
+        quantize(floats, inner, words, records + row * CELL, rows * CELL)
 
 
 @njit(nogil=True, cache=True, inline="always")

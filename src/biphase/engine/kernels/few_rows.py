@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from biphase.engine.kernels.activations import floats_of, groups_of, padded, record_bytes
+from biphase.engine.kernels.activations import (
+    CELL,
+    FIRST_HALF,
+    LOWER,
+    SECOND_HALF,
+    SUM,
+    UPPER,
+    floats_of,
+    groups_of,
+)
 from biphase.engine.kernels.unpack import BF16, F16, INT8, Q4, Q4_K, Q6_K, Q8, panel_bytes
 from biphase.engine.kernels.vectors import (
     dot_int8,
@@ -61,7 +70,6 @@ def _dots(a: Any, b: Any, c: Any, d: Any, x: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _nibbles(wide: Any, panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: Any) -> None:
-    stride, lower, groups = record_bytes(inner), padded(inner), groups_of(0, inner)
     mask, size = fill_i32(0x0F0F0F0F), 384 if wide else 320
     for group in range(inner // 32):
         at = panel + group * size
@@ -77,23 +85,20 @@ def _nibbles(wide: Any, panel: Any, inner: Any, records: Any, rows: Any, words: 
         )
         scale, offset = (load_f32(at + 256), load_f32(at + 320)) if wide else (load_f16(at + 256), load_f16(at + 288))
         for row in range(rows):
-            x = in_register(records + row * stride + 32 * group)
-            total = _dots(a, b, c, d, x) + _dots(e, f, g, h, x + 16)
+            x = in_register(records + (group * rows + row) * CELL)
+            total = _dots(a, b, c, d, x + UPPER) + _dots(e, f, g, h, x + UPPER + 16)
             if words == 2:
-                y = in_register(x + lower)
-                total = shift_left(total, 8) + _dots(a, b, c, d, y) + _dots(e, f, g, h, y + 16)
-            of_group = in_register(records + row * stride + groups + 16 * group)
-            scaled = to_float(total) * load_fill_f32(of_group)
-            sums = fma(offset, load_fill_f32(of_group + 4), load_f32(out + 64 * row))
+                total = shift_left(total, 8) + _dots(a, b, c, d, x + LOWER) + _dots(e, f, g, h, x + LOWER + 16)
+            scaled = to_float(total) * load_fill_f32(x)
+            sums = fma(offset, load_fill_f32(x + SUM), load_f32(out + 64 * row))
             store_f32(out + 64 * row, fma(scaled, scale, sums))
 
 
 @njit(nogil=True, cache=True)
 def _bytes(by_row: Any, panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: Any) -> None:
     """q + 128 is the unsigned operand, so each group's result is 128 times the sum of its activations too high."""
-    stride, lower, groups = record_bytes(inner), padded(inner), groups_of(0, inner)
     size = 512 if by_row else 544
-    for group in range((inner + 31) // 32):
+    for group in range(groups_of(inner)):
         at = panel + group * size
         for line in range(0, size, 64):
             prefetch(at + 4096 + line)
@@ -101,14 +106,12 @@ def _bytes(by_row: Any, panel: Any, inner: Any, records: Any, rows: Any, words: 
         e, f, g, h = load_i32(at + 256), load_i32(at + 320), load_i32(at + 384), load_i32(at + 448)
         scale = fill_f32(np.float32(1)) if by_row else load_f16(at + 512)
         for row in range(rows):
-            x = in_register(records + row * stride + 32 * group)
-            total = _dots(a, b, c, d, x) + _dots(e, f, g, h, x + 16)
+            x = in_register(records + (group * rows + row) * CELL)
+            total = _dots(a, b, c, d, x + UPPER) + _dots(e, f, g, h, x + UPPER + 16)
             if words == 2:
-                y = in_register(x + lower)
-                total = shift_left(total, 8) + _dots(a, b, c, d, y) + _dots(e, f, g, h, y + 16)
-            of_group = in_register(records + row * stride + groups + 16 * group)
-            total = total - fill_i32(get_i32(of_group + 8) + get_i32(of_group + 12))
-            scaled = to_float(total) * load_fill_f32(of_group)
+                total = shift_left(total, 8) + _dots(a, b, c, d, x + LOWER) + _dots(e, f, g, h, x + LOWER + 16)
+            total = total - fill_i32(get_i32(x + FIRST_HALF) + get_i32(x + SECOND_HALF))
+            scaled = to_float(total) * load_fill_f32(x)
             store_f32(out + 64 * row, fma(scaled, scale, load_f32(out + 64 * row)))
     if by_row:
         scale = load_f32(panel + panel_bytes(INT8, inner) - 64)
@@ -119,7 +122,6 @@ def _bytes(by_row: Any, panel: Any, inner: Any, records: Any, rows: Any, words: 
 @njit(nogil=True, cache=True)
 def _half_groups(panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: Any) -> None:
     """Bytes with a scale for every 16 inner elements, half a group of the activations."""
-    stride, lower, groups = record_bytes(inner), padded(inner), groups_of(0, inner)
     for half in range(inner // 16):
         at = panel + half * 320
         for line in range(0, 320, 64):
@@ -127,13 +129,13 @@ def _half_groups(panel: Any, inner: Any, records: Any, rows: Any, words: Any, ou
         a, b, c, d = load_i32(at), load_i32(at + 64), load_i32(at + 128), load_i32(at + 192)
         scale = load_f32(at + 256)
         for row in range(rows):
-            x = in_register(records + row * stride + 16 * half)
-            total = _dots(a, b, c, d, x)
+            cell = records + ((half >> 1) * rows + row) * CELL
+            x = in_register(cell + 16 * (half & 1))
+            total = _dots(a, b, c, d, x + UPPER)
             if words == 2:
-                total = shift_left(total, 8) + _dots(a, b, c, d, in_register(x + lower))
-            of_group = in_register(records + row * stride + groups + 16 * (half >> 1))
-            total = total - fill_i32(get_i32(of_group + 8 + 4 * (half & 1)))
-            scaled = to_float(total) * load_fill_f32(of_group)
+                total = shift_left(total, 8) + _dots(a, b, c, d, x + LOWER)
+            total = total - fill_i32(get_i32(cell + FIRST_HALF + 4 * (half & 1)))
+            scaled = to_float(total) * load_fill_f32(cell)
             store_f32(out + 64 * row, fma(scaled, scale, load_f32(out + 64 * row)))
 
 
@@ -150,7 +152,6 @@ def _pair(kind: Any, panel: Any, pair: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _floats(kind: Any, panel: Any, inner: Any, records: Any, rows: Any, out: Any) -> None:
-    stride, floats = record_bytes(inner), floats_of(0, inner)
     bytes_of_pair = panel_bytes(kind, 2)
     for octet in range(inner // 8):
         for line in range(0, 4 * bytes_of_pair, 64):
@@ -160,7 +161,7 @@ def _floats(kind: Any, panel: Any, inner: Any, records: Any, rows: Any, out: Any
         e, f = _pair(kind, panel, 4 * octet + 2)
         g, h = _pair(kind, panel, 4 * octet + 3)
         for row in range(rows):
-            x = in_register(records + row * stride + floats + 32 * octet)
+            x = in_register(floats_of(records, row, rows, inner) + 32 * octet)
             even = fma(a, load_fill_f32(x), load_f32(out + 64 * row))
             odd = b * load_fill_f32(x + 4)
             even, odd = fma(c, load_fill_f32(x + 8), even), fma(d, load_fill_f32(x + 12), odd)
@@ -171,7 +172,7 @@ def _floats(kind: Any, panel: Any, inner: Any, records: Any, rows: Any, out: Any
         first, second = _pair(kind, panel, k >> 1) if k + 1 < inner or kind == BF16 else _last(kind, panel, k)
         weight = second if k & 1 else first
         for row in range(rows):
-            x = records + row * stride + floats + 4 * k
+            x = floats_of(records, row, rows, inner) + 4 * k
             store_f32(out + 64 * row, fma(weight, load_fill_f32(x), load_f32(out + 64 * row)))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from biphase.engine.kernels.activations import normed_records, plain_records, record_bytes, silu_mul
+from biphase.engine.kernels.activations import normed_record, normed_records, plain_records, record_bytes, silu_mul
 from biphase.engine.kernels.few_rows import multiply_panel
 from biphase.engine.kernels.image import (
     ADDRESS,
@@ -287,8 +287,7 @@ def _project_head(seat: Any, words: Any, shape: Any, image: Any, step: Any, work
     norm = image.norms[2 * shape.layers].ctypes.data
     for index in range(rows):
         x = work.residual[step.sampled[index]].ctypes.data
-        record = scratch + index * record_bytes(shape.hidden)
-        normed_records(x, 1, norm, shape.hidden, np.float32(shape.eps), words, record)
+        normed_record(x, index, rows, norm, shape.hidden, np.float32(shape.eps), words, scratch)
     out = _records(scratch, rows, matrix)
     item = next_of_part(seat, matrix[PANELS])
     while item < matrix[PANELS]:

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from biphase.engine.kernels.activations import record_bytes
+from biphase.engine.kernels.activations import cells_bytes
 from biphase.engine.kernels.few_rows_step import (
     attend_rows,
     embed,
@@ -61,7 +61,7 @@ from biphase.engine.kernels.image import (
 )
 from biphase.engine.kernels.rotation import rotate_and_store, rotation_of
 from biphase.engine.kernels.row_attention import attend_scratch_bytes, part_bytes
-from biphase.engine.kernels.row_blocks import multiply_packed, record_row, takes
+from biphase.engine.kernels.row_blocks import multiply_packed, quantize_row, takes
 from biphase.engine.kernels.row_tiles import (
     TILE_ROWS,
     Quantized,
@@ -182,7 +182,7 @@ def _quantize(member: Any, source: Any, rows: Any, image: Any, number: Any, work
     item = next_item(member.team)
     if takes(image, number):
         while item < rows:
-            record_row(source, item, x)
+            quantize_row(source, item, rows, x, member.scratch)
             item = next_item(member.team)
     else:
         while item * TILE_ROWS < rows:
@@ -364,14 +364,14 @@ def new_work(shape: Any, threads: int, words: int, rows: int, items: int) -> Man
     block = min(ROW_BLOCK, -(-rows // TILE_ROWS) * TILE_ROWS)
     inner = max(shape.hidden, shape.intermediate, shape.heads * shape.dim)
     tiles, blocks = block // TILE_ROWS, int(inner_blocks(inner))
-    records = 0 if TILES else block * int(record_bytes(inner))
+    cells = 0 if TILES else block * int(cells_bytes(inner))
     part = int(part_bytes(shape.heads // shape.kv_heads, shape.dim)) * shape.kv_heads
     return ManyRowsWork(
         residual=_floats(rows, shape.hidden),
         qkv=_floats(rows, (shape.heads + 2 * shape.kv_heads) * shape.dim),
         gated=_floats(block, shape.intermediate),
         logits=np.zeros((0, shape.vocab), dtype=np.float32),
-        tiles=reserve(max(tiles * int(inner_groups(inner)) * words * TILE_BYTES, records)),
+        tiles=reserve(max(tiles * int(inner_groups(inner)) * words * TILE_BYTES, cells)),
         scales=reserve(tiles * blocks * TILE_ROWS * 4),
         parts=reserve(max(items * part, 1)),
         scratch=_rows_of_bytes(threads, _scratch_bytes(shape, threads, inner)),

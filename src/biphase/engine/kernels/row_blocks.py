@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from biphase.engine.kernels.activations import normed_records, plain_records, record_bytes
+from biphase.engine.kernels.activations import CELL, cells_bytes, copy_row, quantize, rms_norm, zero_tail
 from biphase.engine.kernels.few_rows import multiply_panel
 from biphase.engine.kernels.gemm import GLU, TILES, put_biases, silu_multiply, store_rows
 from biphase.engine.kernels.image import ADDRESS, COLUMN, INTEGERS, KIND, VALID
@@ -31,24 +31,30 @@ def takes(image: Any, number: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def record_row(source: Any, row: Any, x: Any) -> None:
-    """The record (``activations``) of one row of a ``row_tiles.Source`` in its place at ``x.tiles``."""
-    at, record = source.address + row * source.stride, x.tiles + row * record_bytes(x.inner)
+def quantize_row(source: Any, row: Any, rows: Any, x: Any, floats: Any) -> None:
+    """The cells (``activations``) of one of the ``rows`` rows of a ``row_tiles.Source`` in their place at ``x.tiles``.
+
+    ``floats``: scratch for one row of whole groups.
+    """
+    at, first = source.address + row * source.stride, row // ROWS * ROWS
     if source.norm:
-        normed_records(at, 1, source.norm, x.inner, np.float32(source.epsilon), x.words, record)
+        rms_norm(at, source.norm, x.inner, np.float32(source.epsilon), floats)
+        zero_tail(floats, x.inner)
     else:
-        plain_records(at, 1, x.inner, source.stride, x.words, record)
+        copy_row(at, x.inner, floats)
+    cell = x.tiles + first * cells_bytes(x.inner) + (row - first) * CELL
+    quantize(floats, x.inner, x.words, cell, min(ROWS, rows - first) * CELL)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def multiply_packed(x: Any, image: Any, first: Any, last: Any, biases: Any, out: Any, scratch: Any) -> None:
     """All rows of ``x`` with panels ``first`` to ``last - 1`` of the image, into ``out``; modes as in ``gemm``."""
     for begin in range(0, out.rows, ROWS):
-        rows, records = min(ROWS, out.rows - begin), x.tiles + begin * record_bytes(x.inner)
+        rows, cells = min(ROWS, out.rows - begin), x.tiles + begin * cells_bytes(x.inner)
         for p in range(first, last):
             panel, odd = image.panels[p], (p - first) % 2
             values = scratch + odd * _VALUES
-            multiply_panel(panel[KIND], panel[ADDRESS], x.inner, records, rows, x.words, values)
+            multiply_panel(panel[KIND], panel[ADDRESS], x.inner, cells, rows, x.words, values)
             column, valid = panel[COLUMN], panel[VALID]
             if out.mode == GLU:
                 if odd:
