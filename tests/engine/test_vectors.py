@@ -178,6 +178,18 @@ def test_across_the_lanes(x: np.ndarray, y: np.ndarray) -> None:
     assert (largest, count) == (x.max(), y.sum())
 
 
+_magnitude = njit(lambda x, y: v.largest_magnitude(v.load_f32(x), v.load_f32(y)))
+
+
+@given(x=FLOATS, y=FLOATS, lane=st.integers(0, 31), odd=st.sampled_from([np.nan, np.inf, -np.inf]))
+def test_the_largest_magnitude(x: np.ndarray, y: np.ndarray, lane: int, odd: float) -> None:
+    both = np.concatenate([x, y])
+    assert _magnitude(x.ctypes.data, y.ctypes.data) == np.abs(both).max()
+    both[lane] = odd
+    found = _magnitude(both[:16].ctypes.data, both[16:].ctypes.data)
+    assert np.isnan(found) if np.isnan(odd) else found == np.inf
+
+
 _exp = unary(v.exp, v.load_f32, v.store_f32)
 
 

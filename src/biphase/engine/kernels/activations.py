@@ -14,18 +14,15 @@ from numba import njit
 
 from biphase.engine.kernels.panels import HALF_WORD
 from biphase.engine.kernels.vectors import (
-    absolute,
     exp,
     fill_f32,
     fill_i32,
     fma,
     get_f32,
-    greater,
+    largest_magnitude,
     load_f32,
-    max_f32,
     put_f32,
     put_i32,
-    shift_left,
     shift_right_signed,
     store_f32,
     store_i8,
@@ -68,21 +65,21 @@ def floats_of(records: Any, row: Any, rows: Any, inner: Any) -> Any:
     return records + rows * cells_bytes(inner) + row * groups_of(inner) * 128
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def quantize(floats: Any, inner: Any, words: Any, cell: Any, stride: Any) -> None:
     """The cells of a row of whole groups of float32: the first at ``cell``, ``stride`` bytes apart."""
     largest = np.float32(LARGEST_STEPS[words - 1])
     for group in range(groups_of(inner)):
         a, b = load_f32(floats + 128 * group), load_f32(floats + 128 * group + 64)
-        peak = max(max_f32(greater(absolute(a), absolute(b))), np.float32(TINY) * largest)
+        magnitude = largest_magnitude(a, b)
+        peak = max(magnitude, np.float32(TINY) * largest)
+        # Integers cannot be NaN, so the step is where one of these elements is not finite: 0 or NaN is added.
+        step = peak / largest + magnitude * np.float32(0)
         unit = fill_f32(largest / peak)
         x, y = to_int(a * unit), to_int(b * unit)
         at, first, second = cell + group * stride, sum_i32(x), sum_i32(y)
         _store_words(at + UPPER, at + LOWER, x, words)
         _store_words(at + UPPER + 16, at + LOWER + 16, y, words)
-        # Integers cannot be NaN, so the step is where one of these elements is not finite: 0 or NaN is added.
-        zero = fill_f32(np.float32(0))
-        step = peak / largest + sum_f32(a * zero + b * zero)
         put_f32(at, step)
         put_f32(at + SUM, np.float32(first + second) * step)
         put_i32(at + FIRST_HALF, 128 * first)
@@ -94,9 +91,8 @@ def _store_words(upper: Any, lower: Any, x: Any, words: Any) -> None:
     if words == 1:
         store_i8(upper, x)
     else:
-        high = shift_right_signed(x + fill_i32(128), 8)
-        store_i8(upper, high)
-        store_i8(lower, x - shift_left(high, 8))
+        store_i8(upper, shift_right_signed(x + fill_i32(128), 8))
+        store_i8(lower, x)
 
 
 @njit(nogil=True, cache=True)

@@ -29,7 +29,6 @@ from biphase.engine.kernels.vectors import (
     load_f32,
     max_f32,
     put_f32,
-    shift_left,
     shift_right_signed,
     store_f32,
     store_i8,
@@ -163,6 +162,5 @@ def _store_words(values: Any, inverse: Any, words: Any, out: Any) -> None:
         if words == 1:
             store_i8(out + i, v + offset)
         else:
-            upper = shift_right_signed(v + fill_i32(128), 8)
-            store_i8(out + i, upper + offset)
-            store_i8(out + TILE_BYTES + i, v - shift_left(upper, 8) + offset)
+            store_i8(out + i, shift_right_signed(v + fill_i32(128), 8) + offset)
+            store_i8(out + TILE_BYTES + i, v + offset)

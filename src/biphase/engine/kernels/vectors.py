@@ -180,6 +180,9 @@ float_as_bits = operation(int32x16, [float32x16], lambda b, x: b.bitcast(x, V_I3
 
 
 def _to_int(b: Any, x: Any) -> Any:
+    if features().int8_dot:  # one instruction, which LLVM does not find
+        kept, whole, rounding = constant(0, V_I32), ir.Constant(I16, -1), ir.Constant(I32, 4)  # as the mode says
+        return call(b, "llvm.x86.avx512.mask.cvtps2dq.512", V_I32, x, kept, whole, rounding)
     return b.fptosi(call(b, "llvm.rint.v16f32", V_F32, x), V_I32)
 
 
@@ -241,6 +244,17 @@ def _sum(b: Any, x: Any) -> Any:
 
 sum_f32 = operation(types.float32, [float32x16], _sum)
 max_f32 = operation(types.float32, [float32x16], lambda b, x: call(b, "llvm.vector.reduce.fmax.v16f32", F32, x))
+
+
+def _largest_magnitude(b: Any, x: Any, y: Any) -> Any:
+    """Without their signs, floats are in the order of their bits, and NaN is above all."""
+    x, y = (b.and_(b.bitcast(v, V_I32), constant(0x7FFFFFFF, V_I32)) for v in (x, y))
+    larger = b.select(b.icmp_unsigned(">", x, y), x, y)
+    return b.bitcast(call(b, "llvm.vector.reduce.umax.v16i32", I32, larger), F32)
+
+
+largest_magnitude = operation(types.float32, [float32x16] * 2, _largest_magnitude)
+"""The largest absolute value in two vectors; NaN where one of them is."""
 sum_i32 = operation(types.int32, [int32x16], lambda b, x: call(b, "llvm.vector.reduce.add.v16i32", I32, x))
 
 
