@@ -22,6 +22,7 @@ from biphase.engine.packing import pack
 from biphase.engine.rows import DecodeRows, PrefillChunk, Rows
 from biphase.engine.safetensors_files import shapes
 from biphase.engine.weights import assemble
+from tests.engine.forms import FORMS, inside_a_form, run_tests_in
 from tests.engine.many_rows import Part, run_step, step_of
 from tests.engine.tiny import prefill, run, submit
 
@@ -206,3 +207,11 @@ def test_lossy_choices_lose_little(options: dict[str, str]) -> None:
         kept += list((got == case["greedy_token_ids"])[np.array(case["top2_margin"]) > 1.0])
     assert len(kept) > 200
     assert np.mean(kept) >= 0.95
+
+
+@pytest.mark.forms
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(inside_a_form, reason="already inside another form")
+@pytest.mark.parametrize("form", FORMS)
+def test_both_programs_in_other_forms(form: str, tmp_path: Path) -> None:
+    run_tests_in(form, __file__, tmp_path, only="equal_torch")

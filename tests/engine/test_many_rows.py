@@ -17,6 +17,7 @@ from biphase.engine.packing import pack
 from biphase.engine.rows import PrefillChunk, Rows
 from biphase.engine.safetensors_files import RandomSource
 from biphase.engine.weights import assemble
+from tests.engine.forms import FORMS, inside_a_form, run_tests_in
 from tests.engine.many_rows import Part, run_step, step_of
 from tests.engine.tiny import CONFIG
 
@@ -109,3 +110,11 @@ def test_single_rows_and_chunks_of_several_sequences(both):
     last = [0, 1, 51, 101]
     logits = run_step(both.packed, cache, step_of(parts[:2], parts[2:], last))
     close(logits, np.stack([both.reference(prompt)[-1] for prompt in prompts]))
+
+
+@pytest.mark.forms
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(inside_a_form, reason="already inside another form")
+@pytest.mark.parametrize("form", FORMS)
+def test_the_whole_program_in_other_forms(form, tmp_path):
+    run_tests_in(form, __file__, tmp_path)

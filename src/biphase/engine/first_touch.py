@@ -1,7 +1,8 @@
 """Memory of the cache is asked for shortly before it is first used, a little with each step.
 
-The system hands out a large array in huge pages as they are first written, and zeroes each: some milliseconds. All
-layers reach the end of theirs at nearly the same block, so that one step would wait for dozens of them: 0.1 s.
+The system hands out a large array in huge pages as they are first written, and zeroes each: 2 to 14 ms. All layers
+reach the end of theirs at nearly the same block, so that one step would wait for dozens of them: 0.1 to 0.2 s. So the
+next page of a layer is wanted as soon as the one before is in use, and a step touches as many as its rows will fill.
 """
 
 from collections.abc import Sequence
@@ -9,11 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from biphase.engine.kernels.row_attention import BLOCK
+
 HUGE_PAGE = 2 << 20
 """Bytes, on x86-64 and on arm64 with pages of 4 KB; where pages are smaller nothing is gained and little lost."""
-BLOCKS_AHEAD = 128
-ROWS_OF_A_PAGE = 64
-"""A step of so many rows may wait for one page more: rows fill blocks, and blocks need pages."""
 
 
 class FirstTouch:
@@ -23,11 +23,13 @@ class FirstTouch:
         pages = [page for number, cache in enumerate(caches) for page in _pages(number, cache)]
         self._pages = sorted(pages, reverse=True)
         self._flat = [cache.reshape(-1) for cache in caches]
+        self._ahead = max(HUGE_PAGE // cache[0, 0].nbytes for cache in caches)
+        self._rows_of_a_page = max(HUGE_PAGE * BLOCK // sum(cache.nbytes // cache.shape[1] for cache in caches), 1)
 
     def advance(self, block: int, rows: int) -> int:
         """Before a step of ``rows`` rows that uses blocks up to ``block``. Returns how many pages were touched."""
-        most, touched = 1 + rows // ROWS_OF_A_PAGE, 0
-        while touched < most and self._pages and self._pages[-1][0] <= block + BLOCKS_AHEAD:
+        most, touched = 1 + rows // self._rows_of_a_page, 0
+        while touched < most and self._pages and self._pages[-1][0] <= block + self._ahead:
             _, number, index = self._pages.pop()
             flat = self._flat[number]
             flat[index] = flat[index]  # what is there stays
