@@ -77,10 +77,10 @@ def _chunk_line(found: ChunkedPrefill) -> str:
             f"up once, for {significant(found.worst_gap_ms)} ms (usual gap {significant(found.usual_gap_ms)} ms)"
         )
     known = is_narrow(found.chunk_tokens_least, found.chunk_tokens_most)
-    size = "a size that was not found" if not known else f"about {found.chunk_tokens} tokens"
-    size = size if found.single_size else "no single size"
+    size = f"about {found.chunk_tokens} tokens" if known else "a size that was not found"
+    size += f" ({found.chunk_tokens_least} to {found.chunk_tokens_most})"
     return (
-        f"chunked prefill: chunks of {size} ({found.chunk_tokens_least} to {found.chunk_tokens_most}); a prompt of "
+        f"chunked prefill: chunks of {size if found.single_size else 'no single size'}; a prompt of "
         f"{found.prompt_tokens} raised {found.raised_gaps} gaps of a stream beside it, the worst to "
         f"{significant(found.worst_gap_ms)} ms (usual gap {significant(found.usual_gap_ms)} ms)"
     )

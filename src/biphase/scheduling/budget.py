@@ -5,7 +5,7 @@ from biphase.scheduling.step_time import StepShape, StepTimeLaw
 
 LEAST_CHUNK = 16
 """Prefill gets this many tokens even where the decodes alone fill the budget: neither phase starves the other."""
-NOISE_MARGIN = 2.0
+NOISE_MARGIN = 1.25
 """Standard deviations of the prediction's error that are kept free, but never more than half of the budget."""
 
 
