@@ -174,6 +174,7 @@ def test_a_result_is_delivered_as_far_as_it_can_be(tmp_path: Path, capsys: pytes
         (["stall", "http://h", "--itl-slo", f"{'9' * 400}s"], "expected a time with its unit, 1us to 3600s"),
         (["bench", "http://h", "--rate", "1", "--slo", f"ttft={'9' * 400}s"], "from 1us to a million s"),
         (["serve", "nosuch", "--kv-cache-gb", "inf"], "--kv-cache-gb inf: expected 0.001 to 1,000,000"),
+        (["serve", "nosuch", "--api-key", " "], "--api-key is empty: give a key, or leave the option out"),
         (["serve", "nosuch", "--itl-budget-ms", "1e300"], "--itl-budget-ms 1e+300: expected 0.001 to 2,678,400,000"),
         (["serve", "nosuch", "--drain-timeout", "inf"], "--drain-timeout inf: expected 0 to 2,678,400 seconds"),
         (["serve", "nosuch", "--health-timeout", "inf"], "--health-timeout inf: expected 1 to 2,678,400 seconds"),

@@ -199,6 +199,13 @@ def test_the_trace_shows_chunks_between_decodes(tmp_path: Path) -> None:
     assert all(event["dur"] > 0 for event in events if event["ph"] == "X")
 
 
+def test_a_full_disk_ends_the_trace_and_not_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = Engine(tiny_model(), SchedulerConfig(40, 512), Trace(Path("/dev/full")))
+    submit(engine, "a", (1, 2, 3), 3)
+    assert len(run(engine)["a"]) == 3
+    assert capsys.readouterr().err == "the trace /dev/full ends here: No space left on device\n"
+
+
 def test_measuring_steps_leaves_no_trace_in_the_engine() -> None:
     engine = tiny_engine()
     seen = engine.measure([[(20, 3)], [(20, 2)] * 2])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from biphase.engine.grammar import Grammars, json_grammar, vocabulary_of
+from biphase.engine.grammar import GrammarError, Grammars, json_grammar, vocabulary_of
 from biphase.engine.sampling import choose
 from biphase.engine.text import Text, load_text
 from biphase.errors import BadInput
@@ -89,6 +89,12 @@ def test_a_grammar_that_breaks_fails_its_request_alone(text: Text, grammars: Gra
     assert choices[1].token is not None
 
 
+def test_a_reason_is_short_and_repeats_no_state(grammars: Grammars) -> None:
+    with pytest.raises(GrammarError) as caught:
+        grammars.compile(json_grammar({"$ref": "#", "description": "x" * 5000})).result()
+    assert str(caught.value) == "the response_format cannot be used: NoExtensionBias"
+
+
 def test_a_forgotten_request_starts_anew_from_its_output(text: Text, grammars: Grammars) -> None:
     one = request("again", json_grammar(PERSON))
     one.output += text.encode('{"name"', special=False)
@@ -107,7 +113,7 @@ def test_a_forgotten_request_starts_anew_from_its_output(text: Text, grammars: G
         ({"$ref": "#/nowhere"}, "nowhere"),
         ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "Unsatisfiable"),
         ({"type": "string", "minLength": -1}, "minLength"),
-        ({"enum": [f"value {n}" for n in range(20_000)]}, "bytes of schema are too many: at most 262,144"),
+        ({"enum": [f"value {n}" for n in range(20_000)]}, "bytes of schema are too many: at most 65,536"),
     ],
 )
 def test_a_schema_that_cannot_be_held_to_is_refused_in_a_line(schema: dict[str, Any], part: str) -> None:

@@ -151,10 +151,28 @@ def test_the_queue_is_capped_in_requests_and_in_prompt_tokens() -> None:
         scheduler.add(Request("b", tuple(range(11)), 1))
     assert full.value.retry_after == pytest.approx(machine(StepShape().with_chunk(90, 0)), rel=0.1)
     scheduler.add(Request("c", tuple(range(10)), 1))
-    with pytest.raises(QueueFullError, match="2 requests wait, as many as may"):
+    with pytest.raises(QueueFullError, match="2 requests wait, and 1 more would exceed the 2 that may"):
         scheduler.add(Request("d", (1,), 1))
     scheduler.plan(0.0)
     scheduler.add(Request("alone", tuple(range(500)), 1))  # longer than the cap, but nothing waits
+
+
+def test_requests_that_come_together_are_taken_or_refused_together() -> None:
+    """More than may wait are taken where nothing waits: a client told to come again would be told so for ever."""
+    scheduler = Scheduler(SchedulerConfig(40, 600, max_num_seqs=2, max_queued_requests=3, max_queued_tokens=10))
+    scheduler.add(*(Request(f"first {n}", (1, 2, 3), 1) for n in range(8)))
+    assert len(scheduler.waiting) == 8
+    scheduler = Scheduler(SchedulerConfig(40, 600, max_queued_requests=3, max_queued_tokens=10))
+    scheduler.add(Request("waits", (1,), 1))
+    with pytest.raises(QueueFullError, match="1 requests wait, and 3 more"):
+        scheduler.add(*(Request(f"second {n}", (1,), 1) for n in range(3)))
+    with pytest.raises(QueueFullError, match="1 prompt tokens wait, and 10 more"):
+        scheduler.add(*(Request(f"third {n}", (1,) * 5, 1) for n in range(2)))
+    with pytest.raises(ValueError, match="exceed the limit"):
+        scheduler.add(Request("fits", (1,), 1), Request("never fits", (1,), 10_000))
+    assert [request.id for request in scheduler.waiting] == ["waits"]
+    scheduler.add(*(Request(f"fourth {n}", (1,), 1) for n in range(2)))
+    assert len(scheduler.waiting) == 3
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from biphase.engine import messages
-from biphase.engine.messages import Fatal, Output, Ready, Step, Submit, ToEngine, Vocabulary
+from biphase.engine.messages import Fatal, Output, Ready, Step, Submit, SubmitAll, ToEngine, Vocabulary
 from biphase.scheduling.request import TokenLogprobs
 
 
@@ -114,13 +114,16 @@ class Engine:
     def _take(self, message: ToEngine) -> None:
         if isinstance(message, Vocabulary):
             return
-        os.write(self.log, msgspec.json.encode(message) + b"\n")
-        if isinstance(message, Submit) and self.script.refuse is not None:
-            self.send(Step((self._refusal(message.id),), 0.0, 0, 0, 0, 0, 0.0))
-        elif isinstance(message, Submit):
-            self.running[message.id] = Running(message)
-        else:
-            self.running.pop(message.id, None)
+        together = message.submits if isinstance(message, SubmitAll) else (message,)
+        for one in together:
+            os.write(self.log, msgspec.json.encode(one) + b"\n")
+        if isinstance(message, Submit | SubmitAll) and self.script.refuse is not None:
+            self.send(Step(tuple(self._refusal(one.id) for one in together), 0.0, 0, 0, 0, 0, 0.0))
+        for one in together:
+            if isinstance(one, Submit) and self.script.refuse is None:
+                self.running[one.id] = Running(one)
+            else:
+                self.running.pop(one.id, None)
 
     def _refusal(self, request_id: str) -> Output:
         script = self.script

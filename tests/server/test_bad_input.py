@@ -41,6 +41,14 @@ DEEP = b'{"prompt": "a", "response_format": {"type": "json_schema", "json_schema
         ("/v1/chat/completions", {"messages": [USER], "top_logprobs": 3}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}),
         ("/v1/chat/completions", {"messages": [[]]}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "image_url": {"url": "b"}}]}]},
+        ),
+        *(
+            ("/v1/completions", {"prompt": "a", "response_format": {"type": kind, "json_schema": {"schema": {}}}})
+            for kind in ("text", "json_object")
+        ),
     ],
 )
 def test_bad_input_is_400_in_the_api_s_shape_and_the_server_goes_on(server: Server, path: str, body: Any) -> None:

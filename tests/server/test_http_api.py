@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -183,6 +185,9 @@ def test_unknown_paths_and_methods_are_answered_in_the_api_s_shape(server: Serve
     status, text = get(server.url + "/v1/embeddings")
     assert (status, json.loads(text)["error"]["type"]) == (404, "invalid_request_error")
     assert get(server.url + "/v1/completions")[0] == 405
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(server.url + "/v1/completions")
+    assert refused.value.headers["allow"] == "POST"
 
 
 def test_models_health_tokenize_detokenize(server: Server) -> None:

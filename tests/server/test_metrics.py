@@ -174,9 +174,11 @@ def test_tokens_in_the_metrics_are_those_of_the_usage(launch: Callable[..., Serv
 def test_a_refused_request_is_counted_as_such_alone(launch: Callable[..., Server]) -> None:
     server = launch(refuse="queue_full").wait_until_ready()
     post(server.url + "/v1/completions", {"prompt": "a"})
+    post(server.url + "/v1/completions", {"prompt": "a", "n": 4})
     found = samples(get(server.url + "/metrics")[1])
-    assert value(found, "biphase:requests_refused_total", reason="queue_full") == 1
+    assert value(found, "biphase:requests_refused_total", reason="queue_full") == 5  # each choice is a request
     assert value(found, "vllm:request_prompt_tokens_count") == 0
+    assert value(found, "vllm:request_success_total", finished_reason="abort") == 0
 
 
 def test_a_failure_in_the_engine_is_counted_as_error(launch: Callable[..., Server]) -> None:

@@ -82,6 +82,8 @@ def serve(
         trace=trace,
         weight_cache=weight_cache,
     )
+    if not all(key.strip() for key in api_key):
+        raise BadInput("--api-key is empty: give a key, or leave the option out to let everyone in")
     policy = Policy(tuple(api_key), tuple(cors_origin), health_timeout)
     raise typer.Exit(_run(options, host, port, served_model_name or model, policy, drain_timeout, managed))
 

@@ -45,15 +45,20 @@ class Engine:
 
     def submit(self, message: Submit) -> Step | None:
         """Queue a request; a step that tells its client why, when it cannot run."""
-        m = message
-        request = Request(m.id, m.prompt, m.max_tokens, m.stop_ids, m.sampling, perf_counter(), m.priority)
+        return self.submit_all((message,))
+
+    def submit_all(self, messages: Sequence[Submit]) -> Step | None:
+        """Queue requests, all or none; a step that tells the client of each why, when they cannot run."""
+        now, names = perf_counter(), [m.id for m in messages]
+        requests = [Request(m.id, m.prompt, m.max_tokens, m.stop_ids, m.sampling, now, m.priority) for m in messages]
         try:
-            self.scheduler.add(request)
+            self.scheduler.add(*requests)
         except QueueFullError as full:
-            return self._refuse(m.id, str(full), "queue_full", full.retry_after)
+            return self._refuse(names, str(full), "queue_full", full.retry_after)
         except ValueError as error:
-            return self._refuse(m.id, str(error), "rejected")
-        self._prepare(request)
+            return self._refuse(names, str(error), "rejected")
+        for request in requests:
+            self._prepare(request)
         return None
 
     def take_prepared(self) -> list[Step]:
@@ -144,14 +149,16 @@ class Engine:
             self.runner.grammars.adopt(request.id, compiling.result())
         except GrammarError as error:
             self.scheduler.abort(request.id)
-            return self._refuse(request.id, str(error), "rejected")
+            return self._refuse([request.id], str(error), "rejected")
         request.held = False
         return None
 
-    def _refuse(self, request_id: str, reason: str, code: RefusalCode, retry_after: float | None = None) -> Step:
-        """A step that ran nothing and tells one client why its request does not run."""
-        refused = Output(request_id, (), FinishReason.ERROR, reason, error_code=code, retry_after=retry_after)
-        return self._report(StepPlan(), [refused], perf_counter())
+    def _refuse(self, names: Sequence[str], reason: str, code: RefusalCode, retry_after: float | None = None) -> Step:
+        """A step that ran nothing and tells why these requests do not run."""
+        refused = [
+            Output(name, (), FinishReason.ERROR, reason, error_code=code, retry_after=retry_after) for name in names
+        ]
+        return self._report(StepPlan(), refused, perf_counter())
 
     def _report(self, plan: StepPlan, outputs: list[Output], began: float) -> Step:
         seconds = perf_counter() - began

@@ -27,6 +27,12 @@ class Submit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     priority: int = 0
 
 
+class SubmitAll(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """Server to engine: the choices of one HTTP request, which are taken or refused together."""
+
+    submits: tuple[Submit, ...]
+
+
 class Vocabulary(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """Server to engine, once, before any request with a grammar: the tokenizer as the text of a tokenizer.json, the
     bytes of each token id (control tokens have none), which ids are control tokens, and the ends of sequence."""
@@ -105,7 +111,7 @@ class Step(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     cache_hits: int = 0
 
 
-ToEngine = Vocabulary | Submit | Abort
+ToEngine = Vocabulary | Submit | SubmitAll | Abort
 ToServer = Ready | Fatal | Step
 
 encode = msgspec.msgpack.Encoder().encode

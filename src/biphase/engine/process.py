@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from biphase.engine.messages import HEADER, Abort, Fatal, Step, Submit, ToEngine, ToServer, decode_to_engine, pack
+from biphase.engine.messages import (
+    HEADER,
+    Abort,
+    Fatal,
+    Step,
+    Submit,
+    SubmitAll,
+    ToEngine,
+    ToServer,
+    decode_to_engine,
+    pack,
+)
 from biphase.engine.options import EngineOptions
 from biphase.errors import BiphaseError
 
@@ -145,6 +156,8 @@ def take(engine: "Engine", message: ToEngine) -> Step | None:
     """Do what the server asks; a step that says why, when that is a request that cannot run."""
     if isinstance(message, Submit):
         return engine.submit(message)
+    if isinstance(message, SubmitAll):
+        return engine.submit_all(message.submits)
     if isinstance(message, Abort):
         engine.abort(message.id)
     else:

@@ -6,6 +6,7 @@ events ("X") in microseconds; its closing bracket may be missing, so that a kill
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,32 @@ STEPS_ROW = 0
 
 
 class Trace:
-    """Appends events to a file; each step is on disk when the next one begins."""
+    """Appends events to a file; each step is on disk when the next one begins.
+
+    A file that can no longer be written is left as it is, with a line on stderr: steps go on without it.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
             self._file = path.open("w", encoding="utf-8")
         except OSError as error:
             raise BadInput(f"cannot write the trace {path}: {error.strerror}") from error
+        self._path, self._lost = path, False
         self._rows: dict[str, int] = {}
         self._file.write("[\n")
         self._name_row(STEPS_ROW, "steps")
 
     def step(self, plan: StepPlan, began: float, seconds: float) -> None:
         """One step that began at ``began`` (seconds of the engine's clock)."""
+        if self._lost:
+            return
+        try:
+            self._write_step(plan, began, seconds)
+        except OSError as error:
+            self._lost = True
+            print(f"the trace {self._path} ends here: {error.strerror or error}", file=sys.stderr, flush=True)
+
+    def _write_step(self, plan: StepPlan, began: float, seconds: float) -> None:
         decodes = len(plan.decode)
         args = {"prefill_tokens": plan.num_tokens - decodes, "decode_tokens": decodes}
         kind = "mixed" if decodes and plan.prefill else "decode" if decodes else "prefill"

@@ -7,7 +7,7 @@ which costs little where the prefix cache still has them.
 """
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from biphase.scheduling.blocks import BlockPool, Piece, next_piece
@@ -75,8 +75,21 @@ class Scheduler:
         """Prompt tokens that wait."""
         return sum(len(request.prompt) for request in self.waiting)
 
-    def add(self, request: Request) -> None:
-        """Queue a request. ``ValueError``: it can never fit (vLLM #39734). ``QueueFullError``: there is no room now."""
+    def add(self, *requests: Request) -> None:
+        """Queue requests, all or none.
+
+        ``ValueError``: one can never fit (vLLM #39734). ``QueueFullError``: there is no room now. Where nothing waits
+        there is, however many they are: else they would be told for ever to come again.
+        """
+        for request in requests:
+            self._check_size(request)
+        self._check_caps(requests)
+        for request in requests:
+            self._order[request.id] = (request.priority, self._arrivals)
+            self._arrivals += 1
+            insort(self.waiting, request, key=self._rank)
+
+    def _check_size(self, request: Request) -> None:
         total = len(request.prompt) + request.max_tokens
         if not request.prompt or request.max_tokens < 1:
             raise ValueError("a request needs at least one prompt token and one output token")
@@ -85,10 +98,6 @@ class Scheduler:
                 f"{len(request.prompt)} prompt tokens and {request.max_tokens} output tokens exceed the limit of "
                 f"{self.config.max_request_tokens}"
             )
-        self._check_caps(request)
-        self._order[request.id] = (request.priority, self._arrivals)
-        self._arrivals += 1
-        insort(self.waiting, request, key=self._rank)
 
     def abort(self, request_id: str) -> bool:
         """Forget a request in whatever state it is; False when it is not here (any more)."""
@@ -140,11 +149,13 @@ class Scheduler:
     def _rank(self, request: Request) -> tuple[int, int]:
         return self._order[request.id]
 
-    def _check_caps(self, request: Request) -> None:
-        config, tokens = self.config, self.queued_tokens
-        if config.max_queued_requests is not None and len(self.waiting) >= config.max_queued_requests:
-            raise QueueFullError(f"{len(self.waiting)} requests wait, as many as may", self._retry_after(tokens))
-        cap, more = config.max_queued_tokens, len(request.prompt)
+    def _check_caps(self, requests: Sequence[Request]) -> None:
+        config, tokens, waiting = self.config, self.queued_tokens, len(self.waiting)
+        most, more = config.max_queued_requests, len(requests)
+        if most is not None and waiting and waiting + more > most:
+            reason = f"{waiting} requests wait, and {more} more would exceed the {most} that may"
+            raise QueueFullError(reason, self._retry_after(tokens))
+        cap, more = config.max_queued_tokens, sum(len(request.prompt) for request in requests)
         if cap is not None and tokens and tokens + more > cap:
             reason = f"{tokens} prompt tokens wait, and {more} more would exceed the {cap} that may"
             raise QueueFullError(reason, self._retry_after(tokens))

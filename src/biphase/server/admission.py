@@ -219,6 +219,8 @@ def _content(message: Message, where: str) -> str:
     other = next((part.type for part in message.content if part.type != "text" or part.text is None), None)
     if other is not None:
         refuse(f"{where}content: a part of type {shown(other)} is not supported: only text", where + "content")
+    if any(part.image_url is not None or part.input_audio is not None for part in message.content):
+        refuse(f"{where}content: a part of type text holds text alone", where + "content")
     return "\n".join(part.text or "" for part in message.content)  # joined as vLLM does
 
 

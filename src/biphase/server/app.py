@@ -94,7 +94,8 @@ def _api_error(request: Request, error: Exception) -> Response:
 def _http_error(request: Request, error: Exception) -> Response:
     """No such path or method."""
     assert isinstance(error, HTTPException)
-    refused = ApiError(f"{request.method} {request.url.path}: {error.detail}", status=error.status_code)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    refused = ApiError(message, status=error.status_code, headers=error.headers)
     return refused.response()
 
 

@@ -21,6 +21,7 @@ from biphase.engine.messages import (
     Ready,
     Step,
     Submit,
+    SubmitAll,
     ToEngine,
     Vocabulary,
     decode_to_server,
@@ -129,12 +130,12 @@ class EngineClient:
         if not self._open:
             self._beat = time.monotonic()
         self._idle.clear()
-        for submit in submits:
-            self._open[submit.id] = outputs
-            if self.closing or self.died.done():
+        self._open.update((submit.id, outputs) for submit in submits)
+        if self.closing or self.died.done():
+            for submit in submits:
                 self._end(submit.id, *self._ending())
-            else:
-                self._send(submit)
+        else:
+            self._send(submits[0] if len(submits) == 1 else SubmitAll(tuple(submits)))
         return outputs
 
     def teach(self, vocabulary: Vocabulary) -> None:

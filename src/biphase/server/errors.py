@@ -1,6 +1,7 @@
 """What a client is told when a request cannot be answered: OpenAI's error object, with the offending field's name."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import msgspec
@@ -15,7 +16,7 @@ SHOWN = 80
 class ApiError(Exception):
     """An answer with an HTTP status other than 200; ``param`` names the field, ``code`` is for programs.
 
-    ``retry_after`` is in seconds, for the header of that name.
+    ``retry_after`` is in seconds, for the header of that name; ``headers`` are further ones.
     """
 
     def __init__(
@@ -25,10 +26,12 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message, self.status, self.param, self.code = message, status, param, code
         self.retry_after = retry_after
+        self.headers = headers or {}
 
     def body(self) -> dict[str, Any]:
         """The JSON object that goes to the client, in a response or as an event of a stream."""
@@ -37,7 +40,7 @@ class ApiError(Exception):
 
     def response(self) -> Response:
         """The whole HTTP response."""
-        headers = {}
+        headers = dict(self.headers)
         if self.retry_after is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))  # whole seconds, RFC 9110 section 10.2.3
         return Response(msgspec.json.encode(self.body()), self.status, headers, media_type="application/json")

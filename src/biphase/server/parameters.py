@@ -129,7 +129,11 @@ def _grammar(body: GenerationRequest, text: Text) -> str | None:
 
 def _schema(wanted: ResponseFormat | None) -> dict[str, object] | bool | None:
     """None for free text; JSON mode is any object."""
-    if wanted is None or wanted.type == "text":
+    if wanted is None:
+        return None
+    if wanted.type != "json_schema" and wanted.json_schema is not None:
+        refuse(f"response_format of type {wanted.type!r} takes no json_schema: set type json_schema", "response_format")
+    if wanted.type == "text":
         return None
     if wanted.type == "json_object":
         return {"type": "object"}

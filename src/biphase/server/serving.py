@@ -24,6 +24,7 @@ from biphase.errors import RunFailed
 from biphase.server.admission import ServedModel
 from biphase.server.app import Service, build_app
 from biphase.server.engine_client import EngineClient
+from biphase.server.http import Ended, Protocol
 from biphase.server.metrics import Metrics
 from biphase.server.policy import Policy
 from biphase.server.starting import EngineProcess, bind_problem
@@ -196,8 +197,8 @@ class _Server(uvicorn.Server):
 
 def _uvicorn_config(service: Service) -> uvicorn.Config:
     return uvicorn.Config(
-        build_app(service),
-        http="httptools",
+        Ended(build_app(service)),
+        http=Protocol,
         ws="none",
         lifespan="off",
         log_level="error",

@@ -119,9 +119,21 @@ class EventStream:
         self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = await while_connected(self._send(send), receive)
+        deliver = self._send_whole if scope.get("http_version") == "1.0" else self._send
+        refused = await while_connected(deliver(send), receive)
         if refused is not None:
             await refused.response()(scope, receive, send)
+
+    async def _send_whole(self, send: Send) -> ApiError | None:
+        """All events as one body with its length: HTTP/1.0 knows no chunks (RFC 9112, 6.1)."""
+        try:
+            body = b"".join([data async for data in self._source])
+        except ApiError as error:
+            return error
+        headers = [*_HEADERS, (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+        return None
 
     async def _send(self, send: Send) -> ApiError | None:
         """Send all events, or none and return the error that came before the first."""
