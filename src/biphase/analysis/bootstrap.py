@@ -41,7 +41,7 @@ class Estimate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Fit:
     """Coefficients, one bootstrap replicate of them a row, and relative residuals ``(y - fit) / y`` of the samples.
 
-    ``pull`` [samples, coefficients]: by how much a coefficient grows with a sample's time.
+    ``late`` [samples, coefficients]: by how much each sample's possible lateness alone moves a coefficient.
     """
 
     coefficients: Vector
@@ -49,24 +49,21 @@ class Fit:
     residuals: Vector
     weights: Vector
     widening: float
-    pull: Vector
+    late: Vector
 
-    def estimate(self, of: Callable[[Vector], Vector], late: float = 0.0) -> Estimate:
-        """Any function of the coefficients (last axis) that is never below zero, with its interval.
-
-        ``late``: each time may be too long by up to so much, by how much is not known.
-        """
+    def estimate(self, of: Callable[[Vector], Vector]) -> Estimate:
+        """Any function of the coefficients (last axis) that is never below zero, with its interval."""
         value = float(of(self.coefficients[None, :])[0])
-        return self.interval(value, of(self.replicates), of, late)
+        return self.interval(value, of(self.replicates), of)
 
-    def coefficient(self, number: int, late: float = 0.0) -> Estimate:
+    def coefficient(self, number: int) -> Estimate:
         """One constant with its interval; none is below zero."""
-        return self.estimate(lambda rows: rows[..., number], late)
+        return self.estimate(lambda rows: rows[..., number])
 
-    def interval(self, value: float, replicates: Vector, of: Callable[[Vector], Vector], late: float) -> Estimate:
+    def interval(self, value: float, replicates: Vector, of: Callable[[Vector], Vector]) -> Estimate:
         """``interval`` with room for lateness, whatever its part in each sample: ``of`` moves by what they move it."""
         found = interval(value, replicates, self.widening)
-        moved = of(self.coefficients + late * self.pull) - of(self.coefficients[None, :])
+        moved = of(self.coefficients + self.late) - of(self.coefficients[None, :])
         low, high = found.low - moved[moved > 0].sum(), found.high - moved[moved < 0].sum()
         return Estimate(value, max(float(low), 0.0), max(float(high), 0.0))
 
@@ -84,8 +81,10 @@ def interval(value: float, replicates: Vector, widening: float = 1.0) -> Estimat
     return Estimate(value, float(arms[0]), float(arms[1]))
 
 
-def fit_relative(design: npt.ArrayLike, times: npt.ArrayLike, seed: int = 0) -> Fit:
+def fit_relative(design: npt.ArrayLike, times: npt.ArrayLike, late: float = 0.0, seed: int = 0) -> Fit:
     """Fit ``times`` (n,) by a non-negative combination of the columns of ``design`` (n, p), n > p.
+
+    Each time may be too long by up to ``late``; by how much is not known.
 
     Raises ``ValueError`` with fewer samples than constants plus one, or with a time that is not positive.
     """
@@ -101,8 +100,8 @@ def fit_relative(design: npt.ArrayLike, times: npt.ArrayLike, seed: int = 0) -> 
     residuals = 1 - unit @ solution
     rows = _wild_bootstrap(unit, solution, residuals, weights, np.random.default_rng(seed))
     pull = _pull(unit, weights)
-    per_ms = (pull / scale[:, None] / y).T
-    return Fit(solution / scale, rows / scale, residuals, weights, _widening(pull, weights), per_ms)
+    moved = (pull / scale[:, None] * late / y).T
+    return Fit(solution / scale, rows / scale, residuals, weights, _widening(pull, weights), moved)
 
 
 def _pull(unit: Vector, weights: Vector) -> Vector:

@@ -110,8 +110,8 @@ def fit_prefill(
     chosen, staircase = _known_staircase(tokens, times, chunk_tokens) or _with_staircase(tokens, times)
     return PrefillLaw(
         a_ms=_without_http(chosen, [1e3 * t for t in http_s]),
-        b_ms_per_token=chosen.coefficient(1, LATE_MS),
-        c_ms_per_token2=chosen.coefficient(2, LATE_MS),
+        b_ms_per_token=chosen.coefficient(1),
+        c_ms_per_token2=chosen.coefficient(2),
         http_ms=1e3 * float(np.median(http_s)) if len(http_s) else None,
         crossover_tokens=_crossover(chosen, http_s),
         staircase=staircase,
@@ -147,11 +147,11 @@ def _parabola(tokens: Vector) -> Vector:
 def _without_http(fit: Fit, http_ms: Sequence[float]) -> Estimate:
     """``a`` less the HTTP share, uncertain by its outer tenths: the trips inside the TTFTs are as uneven."""
     if not http_ms:
-        return fit.coefficient(0, LATE_MS)
+        return fit.coefficient(0)
     drawn = np.random.default_rng(1).choice(http_ms, len(fit.replicates))
     drawn = np.clip(drawn, *np.percentile(http_ms, [10, 90]))
     value = max(float(fit.coefficients[0]) - float(np.median(http_ms)), 0.0)
-    return fit.interval(value, fit.replicates[:, 0] - drawn, lambda rows: rows[..., 0], LATE_MS)
+    return fit.interval(value, fit.replicates[:, 0] - drawn, lambda rows: rows[..., 0])
 
 
 def _crossover(fit: Fit, http_s: Sequence[float]) -> Estimate | None:
@@ -159,15 +159,15 @@ def _crossover(fit: Fit, http_s: Sequence[float]) -> Estimate | None:
     http = 1e3 * float(np.median(http_s)) if len(http_s) else 0.0
     if fit.coefficients[1] <= 0 or np.mean(fit.replicates[:, 1] > 0) < CONFIDENCE:
         return None
-    return fit.estimate(lambda rows: np.maximum(rows[..., 0] - http, 0) / np.maximum(rows[..., 1], 1e-12), LATE_MS)
+    return fit.estimate(lambda rows: np.maximum(rows[..., 0] - http, 0) / np.maximum(rows[..., 1], 1e-12))
 
 
 def _known_staircase(tokens: Vector, times: Vector, chunk_tokens: int | None) -> tuple[Fit, Staircase] | None:
     """The staircase of a known chunk size; None where no prompt, or every one, takes more than one pass."""
     if chunk_tokens is None or len(times) < 6 or not tokens.min() <= chunk_tokens < tokens.max():
         return None
-    fit = fit_relative(_stairs(tokens, chunk_tokens), times)
-    return fit, Staircase(chunk_tokens, fit.coefficient(3, LATE_MS))
+    fit = fit_relative(_stairs(tokens, chunk_tokens), times, LATE_MS)
+    return fit, Staircase(chunk_tokens, fit.coefficient(3))
 
 
 def _stairs(tokens: Vector, chunk_tokens: int) -> Vector:
@@ -176,15 +176,15 @@ def _stairs(tokens: Vector, chunk_tokens: int) -> Vector:
 
 def _with_staircase(tokens: Vector, times: Vector) -> tuple[Fit, Staircase | None]:
     """The parabola, unless a staircase of some chunk size explains the times decisively better."""
-    parabola = fit_relative(_parabola(tokens), times)
+    parabola = fit_relative(_parabola(tokens), times, LATE_MS)
     sizes = [size for size in CHUNK_SIZES if tokens.min() <= size < tokens.max()]
     if len(set(tokens)) < STAIRCASE_LENGTHS or len(times) < 8:
         return parabola, None
-    fits = {n: fit_relative(_stairs(tokens, n), times) for n in sizes}
+    fits = {n: fit_relative(_stairs(tokens, n), times, LATE_MS) for n in sizes}
     best = min(fits, key=lambda n: _aicc(fits[n], 5), default=None)  # the size is a constant too
     if best is None or _aicc(fits[best], 5) > _aicc(parabola, 3) - DECISIVE:
         return parabola, None
-    further = fits[best].coefficient(3, LATE_MS)
+    further = fits[best].coefficient(3)
     return (fits[best], Staircase(best, further)) if further.low > 0 else (parabola, None)
 
 
@@ -211,11 +211,11 @@ def decode_law(samples: Sequence[StepSample]) -> DecodeLaw | None:
     columns += [np.array([s.context_sum for s in positive])] if varied else []
     if len(positive) < len(columns) + SPARE_SAMPLES:
         return None
-    fit = fit_relative(np.stack(columns, axis=1), [1e3 * s.seconds for s in positive])
+    fit = fit_relative(np.stack(columns, axis=1), [1e3 * s.seconds for s in positive], TIMER_SLACK_MS)
     return DecodeLaw(
-        t0_ms=fit.coefficient(0, TIMER_SLACK_MS),
-        w_ms_per_sequence=fit.coefficient(1, TIMER_SLACK_MS) if len(batches) > 1 else None,
-        k_ms_per_token=fit.coefficient(len(columns) - 1, TIMER_SLACK_MS) if varied else None,
+        t0_ms=fit.coefficient(0),
+        w_ms_per_sequence=fit.coefficient(1) if len(batches) > 1 else None,
+        k_ms_per_token=fit.coefficient(len(columns) - 1) if varied else None,
         batches=tuple(batches),
         samples=len(positive),
         shortest_context=min(contexts),

@@ -195,7 +195,11 @@ def _check_health(service: Service) -> None:
 
 def _check_taking(engine: EngineClient) -> None:
     if engine.closing or engine.draining or not engine.alive:
-        raise ApiError("the server is shutting down and takes no request", status=503, code="unavailable")
+        raise _shutting_down()
+
+
+def _shutting_down() -> ApiError:
+    return ApiError("the server is shutting down and takes no request", status=503, code="unavailable")
 
 
 async def _openapi(request: Request) -> Response:
@@ -220,6 +224,8 @@ async def _read(request: Request) -> bytes:
             parts.append(part)
     except ClientDisconnect:
         raise ApiError("the client went away before its request was complete", status=400) from None
+    except asyncio.CancelledError:  # the server ends, and has waited for the rest as long as it does
+        raise _shutting_down() from None
     return b"".join(parts)
 
 

@@ -1,13 +1,12 @@
 """HTTP/1.1 below the routes, where uvicorn's own protocol falls short of the standard or ends a request badly."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import httptools
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-from biphase.server.errors import ApiError
 
 
 class Protocol(HttpToolsProtocol):
@@ -20,28 +19,25 @@ class Protocol(HttpToolsProtocol):
     parser: Any
 
     def data_received(self, data: bytes) -> None:
-        if isinstance(self.parser, _Body):
-            self._feed_body(data)
-            return
         self._unset_keepalive_if_required()
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offered:
-            self.parser = _Body(self)
-            self.cycle.keep_alive = False
-            self._feed_body(data[offered.args[0] :])
-        except httptools.HttpParserError:
+            self._feed(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self.send_400_response("Invalid HTTP request received.")
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():  # else its body comes by another parser
             super().on_message_complete()
 
-    def _feed_body(self, data: bytes) -> None:
+    def _feed(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserUpgrade as offered:
+            if isinstance(self.parser, _Body):
+                raise
+            self.parser = _Body(self)
+            self.cycle.keep_alive = False
+            self.parser.feed_data(data[offered.args[0] :])
 
 
 class _Body:
@@ -71,22 +67,11 @@ class _Body:
 
 
 class Ended:
-    """The end of the server reaches a request that still waits for its body: it is told, and no traceback shown."""
+    """What the end of the server cuts off in the middle of an answer ends without a traceback."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def noted(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noted)
-        except asyncio.CancelledError:
-            if not started:
-                refused = ApiError("the server has shut down", status=503, code="unavailable")
-                await refused.response()(scope, receive, send)
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._app(scope, receive, send)

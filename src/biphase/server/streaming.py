@@ -130,7 +130,7 @@ class EventStream:
             body = b"".join([data async for data in self._source])
         except ApiError as error:
             return error
-        headers = [*_HEADERS, (b"content-length", str(len(body)).encode())]
+        headers = [*_HEADERS, (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
         return None
