@@ -8,13 +8,13 @@ so do the panels until all rows have met them. Panels of floats are left to ``ge
 
 from typing import Any
 
-import numpy as np
 from numba import njit
 
-from biphase.engine.kernels.activations import CELL, cells_bytes, copy_row, quantize, rms_norm, zero_tail
+from biphase.engine.kernels.activations import CELL, cells_bytes, quantize
 from biphase.engine.kernels.few_rows import multiply_panel
 from biphase.engine.kernels.gemm import GLU, TILES, put_biases, silu_multiply, store_rows
 from biphase.engine.kernels.image import ADDRESS, COLUMN, INTEGERS, KIND, VALID
+from biphase.engine.kernels.row_tiles import float_row
 from biphase.engine.kernels.vectors import load_f32
 
 ROWS = 64
@@ -36,12 +36,8 @@ def quantize_row(source: Any, row: Any, rows: Any, x: Any, floats: Any) -> None:
 
     ``floats``: scratch for one row of whole groups.
     """
-    at, first = source.address + row * source.stride, row // ROWS * ROWS
-    if source.norm:
-        rms_norm(at, source.norm, x.inner, np.float32(source.epsilon), floats)
-        zero_tail(floats, x.inner)
-    else:
-        copy_row(at, x.inner, floats)
+    first = row // ROWS * ROWS
+    float_row(source, row, x.inner, floats)
     cell = x.tiles + first * cells_bytes(x.inner) + (row - first) * CELL
     quantize(floats, x.inner, x.words, cell, min(ROWS, rows - first) * CELL)
 

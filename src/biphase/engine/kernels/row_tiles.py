@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from biphase.engine.kernels.activations import rms_norm
+from biphase.engine.kernels.activations import copy_row, rms_norm, zero_tail
 from biphase.engine.kernels.features import features
 from biphase.engine.kernels.panels import HALF_WORD
 from biphase.engine.kernels.tiles import TILE_BYTES
@@ -24,7 +24,6 @@ from biphase.engine.kernels.vectors import (
     absolute,
     fill_f32,
     fill_i32,
-    get_f32,
     greater,
     load_f32,
     max_f32,
@@ -100,13 +99,21 @@ def quantize_tile(source: Any, rows: Any, tile: Any, x: Any, scratch: Any) -> No
     for row in range(tile * TILE_ROWS, (tile + 1) * TILE_ROWS):
         if row >= rows:
             _clear(scratch, inner_groups(x.inner) * TILE_INNER)
-        elif source.norm:
-            rms_norm(source.address + row * source.stride, source.norm, x.inner, np.float32(source.epsilon), scratch)
-            _clear_tail(x.inner, scratch)
         else:
-            _copy_row(source.address + row * source.stride, x.inner, scratch)
+            float_row(source, row, x.inner, scratch)
             _clear_tail(x.inner, scratch)
         _quantize_row(scratch, tile, row % TILE_ROWS, x)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def float_row(source: Any, row: Any, inner: Any, out: Any) -> None:
+    """One row of ``source`` in float32, normed where it has a norm; zeros fill its last group of 32."""
+    at = source.address + row * source.stride
+    if source.norm:
+        rms_norm(at, source.norm, inner, np.float32(source.epsilon), out)
+        zero_tail(out, inner)
+    else:
+        copy_row(at, inner, out)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -119,15 +126,6 @@ def _clear(address: Any, count: Any) -> None:
 def _clear_tail(inner: Any, scratch: Any) -> None:
     for i in range(inner, inner_groups(inner) * TILE_INNER):
         put_f32(scratch + 4 * i, np.float32(0))
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _copy_row(address: Any, inner: Any, scratch: Any) -> None:
-    whole = inner // 16 * 16
-    for i in range(0, whole, 16):
-        store_f32(scratch + 4 * i, load_f32(address + 4 * i))
-    for i in range(whole, inner):
-        put_f32(scratch + 4 * i, get_f32(address + 4 * i))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
