@@ -5,6 +5,8 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis.strategies import integers, lists
 
 pytest.importorskip("numba")
 
@@ -118,18 +120,48 @@ def test_many_row_products_multiply_every_row(first: int, last: int, name: str, 
     close(out[:, : expected.shape[1]], expected)
 
 
-def test_attention_of_single_rows() -> None:
-    contexts = np.array([5, 300], dtype=np.int32)
-    tables = np.arange(40, dtype=np.int32).reshape(2, 20)
-    items, first_items = row_items(contexts - 1)
-    unused = np.zeros(2, dtype=np.int32)
-    step = few.RowsStep(unused, contexts - 1, unused.astype(np.int64), tables, items, first_items, unused)
-    shape, team, cached = model().packed.shape, new_team(THREADS), model().cache
-    work = few.new_work(shape, THREADS, 2, len(items) * int(part_bytes(2, 16)) * 2)
+def attend_single_rows(contexts: list[int], threads: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Attention's input and result [rows, columns], and the tables [rows, blocks]."""
+    rows, positions = len(contexts), np.array(contexts, dtype=np.int32) - 1
+    tables = np.arange(rows * 300, dtype=np.int32).reshape(rows, -1) % len(model().cache.k[0])
+    items, first_items = row_items(positions)
+    unused = np.zeros(rows, dtype=np.int32)
+    step = few.RowsStep(unused, positions, unused.astype(np.int64), tables, items, first_items, unused)
+    shape, cached = model().packed.shape, model().cache
+    work = few.new_work(shape, threads, rows, len(items) * int(part_bytes(2, 16)) * 2)
     work.qkv[:] = np.random.default_rng(2).standard_normal(work.qkv.shape)
-    expected = [attention(work.qkv[row : row + 1], tables[row], contexts[row] - 1) for row in range(2)]
-    alone.single_row_attention(team.ctypes.data, THREADS, shape, cached.k, cached.v, step, work)
-    close(work.qkv[:, :64], np.concatenate(expected))
+    qkv = work.qkv.copy()
+    alone.single_row_attention(new_team(threads).ctypes.data, threads, shape, cached.k, cached.v, step, work)
+    return qkv, work.qkv[:, :64], tables
+
+
+@pytest.mark.parametrize("contexts", [[5, 300], [5, 300, 4500, 16, 270]])
+def test_attention_of_single_rows(contexts: list[int]) -> None:
+    """Three runs, which two threads share by heads, and fifteen, one row's of 32 blocks."""
+    qkv, got, tables = attend_single_rows(contexts, THREADS)
+    expected = [attention(qkv[row : row + 1], tables[row], context - 1) for row, context in enumerate(contexts)]
+    close(got, np.concatenate(expected))
+
+
+def test_an_item_of_all_heads_attends_as_items_of_one_head_do() -> None:
+    """Six runs: enough for one thread, too few for two."""
+    assert few.RUNS_OF_A_MEMBER <= 6 < 2 * few.RUNS_OF_A_MEMBER
+    one, two = (attend_single_rows([5, 300, 16, 270], threads)[1] for threads in (1, 2))
+    np.testing.assert_array_equal(one, two)
+
+
+@given(lists(integers(0, 200_000), min_size=1, max_size=20))
+def test_runs_cover_every_row_by_its_length_alone(positions: list[int]) -> None:
+    items, firsts = row_items(np.array(positions, dtype=np.int32))
+    for row, position in enumerate(positions):
+        own = items[firsts[row] : firsts[row + 1]]
+        alone_items, _ = row_items(np.array([position], dtype=np.int32))
+        np.testing.assert_array_equal(own[:, 1:], alone_items[:, 1:])
+        assert set(own[:, 0]) == {row}
+        assert [begin for _, begin, _ in own] == [0, *(end for _, _, end in own[:-1])]
+        assert own[-1][2] == position // 16 + 1
+        assert len(own) <= 16
+        assert min(end - begin for _, begin, end in [*own[:-1], (0, 0, 16)]) >= 16
 
 
 @pytest.mark.parametrize(("rows", "past"), [(70, 0), (33, 100)])

@@ -22,8 +22,10 @@ from biphase.engine.kernels.team import new_team
 from biphase.engine.rows import DecodeRows, Ids32, Logits, PrefillChunk, Rows
 
 MOST_FEW_ROWS = 16
-BLOCKS_PER_ITEM = 16
-"""Blocks of one attention item, 256 tokens: enough that starting it does not count, few enough to share a context."""
+RUN_BLOCKS = 16
+"""Blocks of one run of attention, 256 tokens: enough that starting it does not count, few enough to share a context."""
+MOST_RUNS = 16
+"""Runs of a row, which grow beyond: every thread joins the parts of all, most of which another one has written."""
 
 
 class PagedCache:
@@ -149,10 +151,12 @@ def _padded(tables: Sequence[NDArray[np.integer]]) -> Ids32:
 
 
 def row_items(positions: Ids32) -> tuple[Ids32, Ids32]:
-    """(row, first block, last block) of every item, and where each row's begin."""
-    counts = positions // (BLOCK * BLOCKS_PER_ITEM) + 1
+    """(row, first block, last block) of every run, and where each row's begin; a row's own length alone cuts it."""
+    blocks = positions // BLOCK + 1
+    sizes = RUN_BLOCKS * -(-blocks // (RUN_BLOCKS * MOST_RUNS))
+    counts = -(-blocks // sizes)
     first_items = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     row = np.repeat(np.arange(len(positions)), counts)
-    first = (np.arange(len(row)) - first_items[row]) * BLOCKS_PER_ITEM
-    last = np.minimum(first + BLOCKS_PER_ITEM, positions[row] // BLOCK + 1)
+    first = (np.arange(len(row)) - first_items[row]) * sizes[row]
+    last = np.minimum(first + sizes[row], blocks[row])
     return np.stack([row, first, last], axis=1).astype(np.int32), first_items

@@ -85,7 +85,7 @@ def _single_row_attention(
     team: Any, threads: Any, shape: Any, k: Any, v: Any, step: Any, work: Any, scratch: Any
 ) -> None:
     for layer in range(shape.layers):
-        attend_rows(team, shape, k[layer], v[layer], step, work, scratch)
+        attend_rows(team, threads, shape, k[layer], v[layer], step, work, scratch)
         barrier(team, threads)
         item = next_item(team)
         while item < len(step.tokens) * shape.heads:

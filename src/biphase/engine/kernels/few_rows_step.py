@@ -31,7 +31,7 @@ from biphase.engine.kernels.image import (
     O,
 )
 from biphase.engine.kernels.rotation import rotate_and_store, rotation_of
-from biphase.engine.kernels.row_attention import BLOCK, attend, attend_scratch_bytes, merge, part_bytes
+from biphase.engine.kernels.row_attention import BLOCK, Past, attend, attend_scratch_bytes, merge, part_bytes
 from biphase.engine.kernels.team import Seat, barrier, next_item, next_of_part
 from biphase.engine.kernels.unpack import read_row
 from biphase.engine.kernels.vectors import (
@@ -41,6 +41,9 @@ from biphase.engine.kernels.vectors import (
 )
 
 Ints32 = NDArray[np.int32]
+
+RUNS_OF_A_MEMBER = 4
+"""Runs of keys for each thread from which on an item takes all KV heads: the last one then ends little after others."""
 
 
 class RowsStep(NamedTuple):
@@ -99,7 +102,7 @@ def _member(
         barrier(team, threads)
         _rotate_and_store(team, layer, shape, image, k[layer], v[layer], step, work)
         barrier(team, threads)
-        attend_rows(team, shape, k[layer], v[layer], step, work, scratch)
+        attend_rows(team, threads, shape, k[layer], v[layer], step, work, scratch)
         barrier(team, threads)
         _project_out(seat, layer, words, shape, image, step, work, scratch)
         barrier(team, threads)
@@ -186,29 +189,28 @@ def _rotate_and_store(team: Any, layer: Any, shape: Any, image: Any, k: Any, v: 
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def attend_rows(team: Any, shape: Any, k: Any, v: Any, step: Any, work: Any, scratch: Any) -> None:
+def attend_rows(team: Any, threads: Any, shape: Any, k: Any, v: Any, step: Any, work: Any, scratch: Any) -> None:
+    """Items of all KV heads, or of one where there are too few rows and runs for all threads."""
     group = shape.heads // shape.kv_heads
     head_bytes = 2 * BLOCK * shape.dim
     size = part_bytes(group, shape.dim)
     scale = np.float32(1 / np.sqrt(shape.dim))
+    cuts = 1 if len(step.items) >= RUNS_OF_A_MEMBER * threads else shape.kv_heads
+    heads = shape.kv_heads // cuts
     item = next_item(team)
-    while item < len(step.items) * shape.kv_heads:
-        (row, first, last), kv_head = step.items[item // shape.kv_heads], item % shape.kv_heads
-        attend(
-            work.qkv[row, kv_head * group * shape.dim :].ctypes.data,
-            group,
-            shape.dim,
-            scale,
+    while item < len(step.items) * cuts:
+        (row, first, last), kv_head = step.items[item // cuts], item % cuts * heads
+        past = Past(
             k.ctypes.data + kv_head * head_bytes,
             v.ctypes.data + kv_head * head_bytes,
+            head_bytes,
             shape.kv_heads * head_bytes,
             step.tables[row].ctypes.data,
-            np.int64(first),
-            np.int64(last),
             np.int64(step.positions[row] + 1),
-            scratch,
-            work.parts.ctypes.data + item * size,
         )
+        queries = work.qkv[row, kv_head * group * shape.dim :].ctypes.data
+        part = work.parts.ctypes.data + (item // cuts * shape.kv_heads + kv_head) * size
+        attend(queries, heads, group, shape.dim, scale, past, np.int64(first), np.int64(last), scratch, part)
         item = next_item(team)
 
 
@@ -302,7 +304,7 @@ def scratch_bytes(shape: Any, rows: int) -> int:
     """What one member needs for a step of ``rows`` rows."""
     inner = max(shape.hidden, shape.intermediate, shape.heads * shape.dim)
     records = rows * (int(record_bytes(inner)) + 128 + 4 * shape.heads * shape.dim)
-    return int(max(records, attend_scratch_bytes(shape.heads // shape.kv_heads, shape.dim))) + 4096
+    return int(max(records, attend_scratch_bytes(shape.heads, shape.dim))) + 4096
 
 
 def new_work(shape: Any, threads: int, rows: int, parts: int) -> Work:

@@ -284,7 +284,7 @@ def _attend_all(member: Any, shape: Any, k: Any, v: Any, step: Any, work: Any) -
         _attend_chunks(member, heads, k, v, step, work)
     singles = len(step.first_items) - 1
     if singles > 0:
-        attend_rows(member.team, shape, k, v, step, work, member.scratch)
+        attend_rows(member.team, member.threads, shape, k, v, step, work, member.scratch)
         barrier(member.team, member.threads)
         item = next_item(member.team)
         while item < singles * shape.heads:
@@ -393,5 +393,5 @@ def _scratch_bytes(shape: Any, threads: int, inner: int) -> int:
     size = int(unpacked_bytes(inner))
     products = max(_GROUP_BYTES, 2 * size) + GEMM_SCRATCH
     heads = Heads(shape.heads, shape.kv_heads, shape.dim, 0)
-    singles = int(attend_scratch_bytes(shape.heads // shape.kv_heads, shape.dim))
+    singles = int(attend_scratch_bytes(shape.heads, shape.dim))
     return max(products, int(attention_scratch_bytes(heads)), singles, int(row_scratch_bytes(inner)))

@@ -1,14 +1,16 @@
 """Attention of single query rows over the paged KV cache: decode, and the last pieces of a prompt.
 
-An item is (row, KV head, run of blocks); its query heads share every key and value that it reads (GQA). A long context
-is cut into several items, so that one sequence keeps all threads busy, and rows of unequal length balance themselves;
-``merge`` joins the parts by their maxima and sums (Dao et al. 2023, Flash-Decoding).
+An item is (row, KV heads, run of blocks). The query heads of a KV head share every key and value that it reads (GQA),
+and the KV heads of a block lie side by side, so that an item of all heads reads memory in order; few rows are cut by
+heads too, to keep all threads busy. A long context is cut into runs, so that rows of unequal length balance themselves;
+``merge`` joins the runs by their maxima and sums (Dao et al. 2023, Flash-Decoding). How heads are shared out does not
+change a bit of the result; how a context is cut depends on its length alone.
 
 Cache layout, float16, blocks of 16 tokens: k [blocks, KV heads, D, 16] and v [blocks, KV heads, 16, D]. With the tokens
 of one dimension side by side, a vector holds the scores of a whole block and no product needs a sum across lanes.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -35,82 +37,112 @@ BLOCK = 16
 RUN = 16
 """Blocks whose scores are computed before their values are added: 256 tokens, whose keys and values stay in cache."""
 AHEAD = 3
-"""Blocks between the one that is computed and the one that is asked for: 6 KB of a head, some 200 ns."""
+"""Cells (a block's keys or values of one head) between the one that is computed and the one that is asked for."""
 LOWEST = np.float32(-1e30)
 """The score of a token that is not there; exp(LOWEST - anything real) is 0."""
 
 
+class Past(NamedTuple):
+    """What an item reads: the addresses of a layer's keys and values, of its first KV head in block 0.
+
+    ``table`` is the address of the sequence's int32 block ids; tokens from ``length`` on are not seen.
+    """
+
+    keys: Any
+    values: Any
+    head_bytes: Any
+    block_bytes: Any
+    table: Any
+    length: Any
+
+
 @njit(nogil=True, cache=True, inline="always")
 def part_bytes(group: Any, dim: Any) -> Any:
-    """One item's result: for each query head D weighted sums, the maximum and the sum of weights (a vector's room)."""
+    """One KV head of an item: for each query head D sums, the maximum and the sum of weights (a vector's room)."""
     return group * (dim + 16) * 4
 
 
 @njit(nogil=True, cache=True, inline="always")
-def attend_scratch_bytes(group: Any, dim: Any) -> Any:
-    """Scaled queries and a run's scores."""
-    return group * (dim + BLOCK * RUN) * 4
+def attend_scratch_bytes(heads: Any, dim: Any) -> Any:
+    """Scaled queries of all ``heads`` and their scores of a run."""
+    return heads * (dim + BLOCK * RUN) * 4
 
 
 @njit(nogil=True, cache=True)
 def attend(
     queries: Any,
+    heads: Any,
     group: Any,
     dim: Any,
     scale: Any,
-    keys: Any,
-    values: Any,
-    block_bytes: Any,
-    table: Any,
+    past: Any,
     first: Any,
     last: Any,
-    length: Any,
     scratch: Any,
     part: Any,
 ) -> None:
-    """One item. ``queries`` [group, D] float32; ``keys`` and ``values`` are the addresses of this head in block 0.
+    """One item: ``heads`` KV heads side by side, whose ``queries`` [heads, group, D] are float32.
 
-    ``table`` is the address of the sequence's int32 block ids, of which blocks ``first`` to ``last`` are read; tokens
-    from ``length`` on are not seen. Writes ``part`` [group][D + 16].
+    Blocks ``first`` to ``last`` of ``past``'s table are read. Writes ``part`` [heads, group, D + 16].
     """
-    for v in range(group * dim // 16):
-        store_f32(scratch + 64 * v, load_f32(queries + 64 * v) * fill_f32(scale))
     width = 4 * (dim + 16)
-    for g in range(group):
+    for v in range(heads * group * dim // 16):
+        store_f32(scratch + 64 * v, load_f32(queries + 64 * v) * fill_f32(scale))
+    for g in range(heads * group):
         for v in range(dim // 16 + 1):
             store_f32(part + g * width + 64 * v, fill_f32(np.float32(0)))
         put_f32(part + g * width + 4 * dim, LOWEST)
-    scores = scratch + group * dim * 4
+    scores = scratch + heads * group * dim * 4
     for begin in range(first, last, RUN):
         end = min(begin + RUN, last)
-        for block in range(begin, end):
-            at, here = scores + 64 * (block - begin), keys + _block(table, block) * block_bytes
-            ahead = here
-            if block + AHEAD < 2 * end - begin:
-                first_value = block + AHEAD >= end
-                index = block + AHEAD - (end - begin) * first_value
-                ahead = (values if first_value else keys) + _block(table, index) * block_bytes
-            _score(scratch, group, dim, here, ahead, length - BLOCK * block, at)
-        for g in range(group):
+        _score_run(scratch, heads, group, dim, past, begin, end, scores)
+        for g in range(heads * group):
             _weigh(scores + 64 * RUN * g, end - begin, part + g * width, dim)
-        for block in range(begin, end):
-            at, here = scores + 64 * (block - begin), values + _block(table, block) * block_bytes
-            ahead = here
-            if block + AHEAD < last:
-                ahead = (values if block + AHEAD < end else keys) + _block(table, block + AHEAD) * block_bytes
-            _add_values(at, group, dim, here, ahead, length - BLOCK * block, part)
+        _add_run(scores, heads, group, dim, past, begin, end, last, part)
+
+
+@njit(nogil=True, cache=True)
+def _score_run(queries: Any, heads: Any, group: Any, dim: Any, past: Any, begin: Any, end: Any, scores: Any) -> None:
+    """Scores of a run, those of a query head RUN vectors after those of the one before."""
+    cells = (end - begin) * heads
+    for cell in range(cells):
+        block, head = cell // heads, cell % heads
+        if cell + AHEAD < cells:
+            ahead = _cell(past.keys, past, heads, begin, cell + AHEAD)
+        else:
+            ahead = _cell(past.values, past, heads, begin, min(cell + AHEAD - cells, cells - 1))
+        here = _cell(past.keys, past, heads, begin, cell)
+        at = scores + 64 * (RUN * group * head + block)
+        _score(queries + 4 * group * dim * head, group, dim, here, ahead, past.length - BLOCK * (begin + block), at)
+
+
+@njit(nogil=True, cache=True)
+def _add_run(
+    weights: Any, heads: Any, group: Any, dim: Any, past: Any, begin: Any, end: Any, last: Any, state: Any
+) -> None:
+    cells, left = (end - begin) * heads, (last - begin) * heads
+    for cell in range(cells):
+        block, head = cell // heads, cell % heads
+        base = past.values if cell + AHEAD < cells else past.keys
+        ahead = _cell(base, past, heads, begin, min(cell + AHEAD, left - 1))
+        here = _cell(past.values, past, heads, begin, cell)
+        at = weights + 64 * (RUN * group * head + block)
+        seen = past.length - BLOCK * (begin + block)
+        _add_values(at, group, dim, here, ahead, seen, state + 4 * (dim + 16) * group * head)
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _block(table: Any, index: Any) -> Any:
-    return np.int64(get_i32(table + 4 * index))
+def _cell(base: Any, past: Any, heads: Any, begin: Any, cell: Any) -> Any:
+    """The address of a cell, counted from block ``begin`` of the table, the heads of a block in turn."""
+    block = np.int64(get_i32(past.table + 4 * (begin + cell // heads)))
+    return base + block * past.block_bytes + cell % heads * past.head_bytes
 
 
 @njit(nogil=True, cache=True)
 def _score(queries: Any, group: Any, dim: Any, keys: Any, ahead: Any, seen: Any, scores: Any) -> None:
-    """Scores of one block's tokens, ``seen`` of which count; those of head g lie RUN vectors after those of g - 1.
+    """Scores of one cell's tokens, ``seen`` of which count; those of query head g lie RUN vectors after those of g - 1.
 
-    The block at ``ahead`` is asked for meanwhile: blocks lie anywhere, and no processor guesses where the next one is.
+    The cell at ``ahead`` is asked for meanwhile: blocks lie anywhere, and no processor guesses where the next one is.
     """
     for g in range(group):
         store_f32(scores + 64 * RUN * g, fill_f32(np.float32(0)))
@@ -156,7 +188,7 @@ def _weigh(scores: Any, blocks: Any, state: Any, dim: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _add_values(weights: Any, group: Any, dim: Any, values: Any, ahead: Any, seen: Any, state: Any) -> None:
-    """Add a block's values, and ask for those at ``ahead``.
+    """Add a cell's values, and ask for those at ``ahead``.
 
     Tokens that are not there have weight 0; what their slots hold is not read.
     """
