@@ -65,6 +65,7 @@ def test_a_run(config: str, tmp_path: Path) -> None:
         (["--repeats", "0"], "--repeats 0: expected 1 to 1,000"),
         (["--dtype", "float32"], "--dtype float32: expected one of auto, int8; others run in torch, with its kernels"),
         (["--activations", "int4"], "--activations int4: expected one of exact, int8"),
+        (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype fp8: expected one of auto, int8"),
         (["--json", "/nowhere/x.json"], "cannot write to /nowhere/x.json: No such file or directory"),
         (["--threads", "100000"], "--threads 100000: expected 1 to "),
         (["no-such-model"], "no model 'no-such-model'"),

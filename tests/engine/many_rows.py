@@ -7,9 +7,9 @@ import numpy as np
 from numba import get_num_threads
 
 from biphase.engine.compiled import PagedCache
+from biphase.engine.kernels.cells import BLOCK
 from biphase.engine.kernels.image import PackedModel
 from biphase.engine.kernels.many_rows_step import ManyRowsStep, ManyRowsWork, many_rows_step, new_work
-from biphase.engine.kernels.row_attention import BLOCK
 from biphase.engine.kernels.team import new_team
 
 
@@ -69,5 +69,6 @@ def run_step(
     work = (work or work_for(packed, step, words))._replace(logits=logits)
     threads = get_num_threads()
     team = new_team(threads)
-    many_rows_step(team.ctypes.data, threads, words, packed.shape, packed.image, cache.k, cache.v, step, work)
+    shape = packed.shape._replace(int8_kv=int(cache.int8))
+    many_rows_step(team.ctypes.data, threads, words, shape, packed.image, cache.k, cache.v, step, work)
     return logits

@@ -184,7 +184,21 @@ def test_rows_of_no_interest_cost_no_logits() -> None:
         assert compiled.prefill(rows, [PrefillChunk(0, size, 0, table, False)]).shape == (0, 203)
 
 
-@pytest.mark.parametrize("options", [{"dtype": "int8"}, {"activations": "int8"}], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_both_programs_read_and_write_the_same_int8_cache(variant: str) -> None:
+    """A prompt through the many-row program, its next tokens one by one, against one prompt of all of them."""
+    config, packed = pair(variant)[0].config, pair(variant)[0].packed
+    tokens, table = np.random.default_rng(5).integers(0, config.vocab_size, 300).tolist(), np.arange(25)
+    one, other = (CompiledModel(config, packed, PagedCache(config, 25, int8=True)) for _ in range(2))
+    one.prefill(chunk_rows(tokens[:280], 0, table)[0], [PrefillChunk(0, 280, 0, table, False)])
+    for position in range(280, 300):
+        row, _ = chunk_rows([tokens[position]], position, table)
+        got = one.decode(row, DecodeRows(table[None].astype(np.int32), np.array([position + 1], dtype=np.int32)))
+    want = other.prefill(chunk_rows(tokens, 0, table)[0], [PrefillChunk(0, 300, 0, table, True)])
+    assert np.abs(got - want).max() < 2e-3 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("options", [{"dtype": "int8"}, {"activations": "int8"}, {"kv_cache_dtype": "int8"}], ids=str)
 def test_lossy_choices_lose_little(options: dict[str, str]) -> None:
     """Of the tokens that the reference chose by a logit of 1 or more, nineteen in twenty stay.
 
@@ -197,9 +211,8 @@ def test_lossy_choices_lose_little(options: dict[str, str]) -> None:
     texts = [[*case["prompt_token_ids"], *case["greedy_token_ids"][:-1]] for case in cases]
     chunks = [Part(text, 0, table) for text, table in zip(texts, tables, strict=True)]
     rows = sum(map(len, texts))
-    logits = run_step(
-        model.packed, PagedCache(model.config, tables.size), step_of([], chunks, range(rows)), model.words
-    )
+    pages = PagedCache(model.config, tables.size, model.cache.int8)
+    logits = run_step(model.packed, pages, step_of([], chunks, range(rows)), model.words)
     last, kept = 0, []
     for case, text in zip(cases, texts, strict=True):
         last += len(text)

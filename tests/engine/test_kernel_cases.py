@@ -51,8 +51,8 @@ SOURCE = Kept(CONFIG)
 
 
 @cache
-def model() -> CompiledModel:
-    made = CompiledModel(CONFIG, pack(CONFIG, SOURCE), PagedCache(CONFIG, kernel_cases.num_blocks(ROWS)))
+def model(int8_kv: bool = False) -> CompiledModel:
+    made = CompiledModel(CONFIG, pack(CONFIG, SOURCE), PagedCache(CONFIG, kernel_cases.num_blocks(ROWS), int8_kv))
     made.crossover = CROSSOVER
     fill(made.cache)
     return made
@@ -120,14 +120,16 @@ def test_many_row_products_multiply_every_row(first: int, last: int, name: str, 
     close(out[:, : expected.shape[1]], expected)
 
 
-def attend_single_rows(contexts: list[int], threads: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def attend_single_rows(
+    contexts: list[int], threads: int, int8_kv: bool = False
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Attention's input and result [rows, columns], and the tables [rows, blocks]."""
     rows, positions = len(contexts), np.array(contexts, dtype=np.int32) - 1
-    tables = np.arange(rows * 300, dtype=np.int32).reshape(rows, -1) % len(model().cache.k[0])
+    shape, cached = model(int8_kv).packed.shape, model(int8_kv).cache
+    tables = np.arange(rows * 300, dtype=np.int32).reshape(rows, -1) % len(cached.k[0])
     items, first_items = row_items(positions)
     unused = np.zeros(rows, dtype=np.int32)
     step = few.RowsStep(unused, positions, unused.astype(np.int64), tables, items, first_items, unused)
-    shape, cached = model().packed.shape, model().cache
     work = few.new_work(shape, threads, rows, len(items) * int(part_bytes(2, 16)) * 2)
     work.qkv[:] = np.random.default_rng(2).standard_normal(work.qkv.shape)
     qkv = work.qkv.copy()
@@ -135,11 +137,17 @@ def attend_single_rows(contexts: list[int], threads: int) -> tuple[np.ndarray, n
     return qkv, work.qkv[:, :64], tables
 
 
+KV_CACHES = pytest.mark.parametrize("int8_kv", [False, True], ids=["float16", "int8"])
+
+
+@KV_CACHES
 @pytest.mark.parametrize("contexts", [[5, 300], [5, 300, 4500, 16, 270]])
-def test_attention_of_single_rows(contexts: list[int]) -> None:
+def test_attention_of_single_rows(contexts: list[int], int8_kv: bool) -> None:
     """Three runs, which two threads share by heads, and fifteen, one row's of 32 blocks."""
-    qkv, got, tables = attend_single_rows(contexts, THREADS)
-    expected = [attention(qkv[row : row + 1], tables[row], context - 1) for row, context in enumerate(contexts)]
+    qkv, got, tables = attend_single_rows(contexts, THREADS, int8_kv)
+    expected = [
+        attention(qkv[row : row + 1], tables[row], context - 1, int8_kv) for row, context in enumerate(contexts)
+    ]
     close(got, np.concatenate(expected))
 
 
@@ -164,21 +172,23 @@ def test_runs_cover_every_row_by_its_length_alone(positions: list[int]) -> None:
         assert min(end - begin for _, begin, end in [*own[:-1], (0, 0, 16)]) >= 16
 
 
+@KV_CACHES
 @pytest.mark.parametrize(("rows", "past"), [(70, 0), (33, 100)])
-def test_attention_of_a_chunk(rows: int, past: int) -> None:
-    shape, team, cached = model().packed.shape, new_team(THREADS), model().cache
+def test_attention_of_a_chunk(rows: int, past: int, int8_kv: bool) -> None:
+    shape, team, cached = model(int8_kv).packed.shape, new_team(THREADS), model(int8_kv).cache
     work = many.new_work(shape, THREADS, 2, rows, 1)
     work.qkv[:] = np.random.default_rng(3).standard_normal(work.qkv.shape)
     table = np.arange(20, 40, dtype=np.int32)
-    expected = attention(work.qkv, table, past)
+    expected = attention(work.qkv, table, past, int8_kv)
     alone.chunk_attention(team.ctypes.data, THREADS, shape, cached.k, cached.v, past, table, work)
     close(work.qkv[:, :64], expected)
 
 
-def attention(qkv: np.ndarray, table: np.ndarray, past: int) -> np.ndarray:
+def attention(qkv: np.ndarray, table: np.ndarray, past: int, int8_kv: bool = False) -> np.ndarray:
     """Softmax of q k / sqrt(D), four heads over two KV heads, row i sees the first ``past + i + 1`` tokens: [n, 64]."""
-    k = model().cache.k.view(np.float16)[0, table].astype(np.float32).transpose(1, 0, 3, 2).reshape(2, -1, 16)
-    v = model().cache.v.view(np.float16)[0, table].astype(np.float32).transpose(1, 0, 2, 3).reshape(2, -1, 16)
+    cache = model(int8_kv).cache
+    k = loaded(cache.k[0, table], (1, 0, 3, 2))
+    v = loaded(cache.v[0, table], (1, 0, 2, 3))
     out = np.zeros((len(qkv), 64), dtype=np.float32)
     for row in range(len(qkv)):
         for head in range(4):
@@ -187,6 +197,16 @@ def attention(qkv: np.ndarray, table: np.ndarray, past: int) -> np.ndarray:
             chances = np.exp(scores - scores.max())
             out[row, columns] = chances @ v[head // 2, seen] / chances.sum()
     return out
+
+
+def loaded(cells: np.ndarray, order: tuple[int, ...]) -> np.ndarray:
+    """Cells [blocks, G, bytes] of 16 tokens and dimensions as [G, tokens, D]; ``order`` is [G, blocks, tokens, D]."""
+    int8 = cells.shape[-1] == 16 * 16 + 64
+    numbers = np.ascontiguousarray(cells[..., :256]).view(np.int8) if int8 else cells.view(np.float16)
+    found = numbers.astype(np.float32).reshape(len(cells), 2, 16, 16).transpose(order).reshape(2, -1, 16)
+    if int8:
+        found *= np.ascontiguousarray(cells[..., 256:]).view(np.float32).transpose(1, 0, 2).reshape(2, -1, 1)
+    return found
 
 
 def close(got: np.ndarray, expected: np.ndarray) -> None:

@@ -67,6 +67,13 @@ def test_attention_of_single_rows() -> None:
     assert work.machine == {"float32": work.operations}
 
 
+def test_an_int8_cache_is_read_in_bytes_and_scales() -> None:
+    """16 numbers of a byte and a scale of four a token, for keys and for values, in two layers."""
+    shape = packed().shape._replace(int8_kv=1)
+    assert kernel_work.single_rows(shape, [7, 100]).read_bytes == 2 * 2 * (16 + 4) * 107
+    assert kernel_work.chunk(shape, 20, 33).read_bytes == 2 * 2 * (16 + 4) * 53
+
+
 @pytest.mark.parametrize(("rows", "past"), [(1, 0), (5, 0), (20, 33)])
 def test_attention_of_a_chunk_counts_the_pairs_that_the_mask_leaves(rows: int, past: int) -> None:
     pairs = sum(key <= past + row for row in range(rows) for key in range(past + rows))

@@ -88,9 +88,20 @@ def test_int8_activations_are_near(both):
     assert np.abs(logits - want).max() > 1e-3 * np.abs(want).max()  # and it is that kernel which ran
 
 
-def test_chunks_give_the_bits_of_the_whole(both):
-    whole = run_step(both.packed, PagedCache(both.config, 50), step_of([], [Part(TOKENS[:600], 0, TABLE)], range(600)))
-    cache, begin = PagedCache(both.config, 50), 0
+def test_an_int8_cache_is_near(both):
+    """A number is off by up to half of a 127th of the largest in its vector."""
+    step = step_of([], [Part(TOKENS[:200], 0, TABLE)], range(200))
+    logits = run_step(both.packed, PagedCache(both.config, 50, int8=True), step)
+    want = both.reference(TOKENS[:200])
+    close(logits, want, 0.1)
+    assert np.abs(logits - want).max() > 1e-3 * np.abs(want).max()  # and it is that cache which was read
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["float16", "int8"])
+def test_chunks_give_the_bits_of_the_whole(both, int8):
+    cache, begin = PagedCache(both.config, 50, int8), 0
+    whole = run_step(both.packed, cache, step_of([], [Part(TOKENS[:600], 0, TABLE)], range(600)))
+    cache = PagedCache(both.config, 50, int8)
     for end in (5, 37, 38, 300, 600):
         # a step of one row runs in the other program, and would here be compiled for its contiguous buffers
         beside = [Part(TOKENS[:2], 0, TABLE[40:])] if end == begin + 1 else []

@@ -20,6 +20,7 @@ MOST_ROWS = 4096
 MOST_REPEATS = 1000
 DTYPES = ("auto", "int8")
 ACTIVATIONS = ("exact", "int8")
+KV_CACHE_DTYPES = ("auto", "int8")
 
 
 def kernels(
@@ -33,6 +34,7 @@ def kernels(
     activations: Annotated[
         str, typer.Option(help="exact (16 bits in two bytes), or int8: faster and lossy.")
     ] = "exact",
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto (float16), or int8: half the bytes, lossy.")] = "auto",
     threads: Annotated[
         int | None, typer.Option(min=1, show_default="one a core", help="Threads of the kernels.")
     ] = None,
@@ -50,6 +52,8 @@ def kernels(
         raise BadInput(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}; others run in torch, with its kernels")
     if activations not in ACTIVATIONS:
         raise BadInput(f"--activations {activations}: expected one of {', '.join(ACTIVATIONS)}")
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise BadInput(f"--kv-cache-dtype {kv_cache_dtype}: expected one of {', '.join(KV_CACHE_DTYPES)}")
     check_writable(json_file)
     missing = [name for name in ("gguf", "numba", "torch") if importlib.util.find_spec(name) is None]
     if missing:
@@ -65,6 +69,7 @@ def kernels(
         model=model,
         dtype=cast(Literal["auto", "int8"], dtype),
         activations=cast(Literal["exact", "int8"], activations),
+        kv_cache_dtype=cast(Literal["auto", "int8"], kv_cache_dtype),
         threads=threads,
         random_weights=random_weights,
     )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("auto", "bfloat16", "float32", "int8")
 ACTIVATIONS = ("exact", "int8")
+KV_CACHE_DTYPES = ("auto", "int8")
 
 
 def serve(
@@ -29,6 +30,7 @@ def serve(
     port: int = typer.Option(8000, min=0, max=65535, help="Port; 0 takes a free one."),
     dtype: str = typer.Option("auto", help="Of the weights: auto (as the file has them), bfloat16, float32 or int8."),
     activations: str = typer.Option("exact", help="exact (16 bits in two bytes), or int8: faster and lossy."),
+    kv_cache_dtype: str = typer.Option("auto", help="auto (float16 or --dtype), or int8: half the bytes, lossy."),
     max_model_len: int | None = typer.Option(None, min=2, help="Context in tokens, prompt and answer together."),
     max_num_batched_tokens: int = typer.Option(2048, min=1, help="Tokens that one step runs at most."),
     max_num_seqs: int = typer.Option(64, min=1, help="Requests in the batch at most."),
@@ -56,6 +58,8 @@ def serve(
         raise BadInput(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
     if activations not in ACTIVATIONS:
         raise BadInput(f"--activations {activations}: expected one of {', '.join(ACTIVATIONS)}")
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise BadInput(f"--kv-cache-dtype {kv_cache_dtype}: expected one of {', '.join(KV_CACHE_DTYPES)}")
     check_range("--kv-cache-gb", kv_cache_gb, 0.001, 1_000_000)
     check_range("--itl-budget-ms", itl_budget_ms, 0.001, 1000 * LONGEST_S)
     check_range("--drain-timeout", drain_timeout, 0, LONGEST_S, "seconds")
@@ -68,6 +72,7 @@ def serve(
         model=model,
         dtype=cast(Literal["auto", "bfloat16", "float32", "int8"], dtype),
         activations=cast(Literal["exact", "int8"], activations),
+        kv_cache_dtype=cast(Literal["auto", "int8"], kv_cache_dtype),
         random_weights=random_weights,
         max_model_len=max_model_len,
         max_num_batched_tokens=max_num_batched_tokens,

@@ -67,14 +67,15 @@ def _model(options: EngineOptions) -> tuple[TwoPhaseModel, SchedulerConfig, tupl
 def _compiled_model(
     options: EngineOptions, shape: ModelConfig, packed: "PackedModel"
 ) -> tuple[TwoPhaseModel, SchedulerConfig, tuple[str, str]]:
-    from biphase.engine.compiled import CompiledModel, PagedCache
+    from biphase.engine.compiled import CompiledModel, PagedCache, kv_block_bytes
     from biphase.engine.registries import load_registries
 
     load_registries()
-    config = _limits(options, shape, 2)
+    int8_kv = options.kv_cache_dtype == "int8"
+    config = _limits(options, shape, kv_block_bytes(shape, int8_kv))
     words = 1 if options.activations == "int8" else 2
-    model = CompiledModel(shape, packed, PagedCache(shape, config.num_blocks), words)
-    return model, config, ("native" if options.dtype == "auto" else "int8", "float16")
+    model = CompiledModel(shape, packed, PagedCache(shape, config.num_blocks, int8_kv), words)
+    return model, config, ("native" if options.dtype == "auto" else "int8", "int8" if int8_kv else "float16")
 
 
 def _torch_model(options: EngineOptions) -> tuple[TwoPhaseModel, SchedulerConfig, tuple[str, str]]:
@@ -87,7 +88,7 @@ def _torch_model(options: EngineOptions) -> tuple[TwoPhaseModel, SchedulerConfig
     torch.set_num_threads(threads_of(options))
     shape, weights = load(options.model, options.dtype, options.random_weights)
     dtype = weights.embedding.dtype
-    config = _limits(options, shape, dtype.itemsize)
+    config = _limits(options, shape, shape.kv_bytes_per_token(dtype.itemsize) * BLOCK_SIZE)
     cache = kv_cache.allocate(shape, config.num_blocks, BLOCK_SIZE, dtype)
     return Model(shape, weights, cache), config, (str(dtype).removeprefix("torch."),) * 2
 
@@ -178,11 +179,10 @@ def set_threads(count: int) -> None:
         numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
 
 
-def _limits(options: EngineOptions, model: ModelConfig, element_bytes: int) -> SchedulerConfig:
+def _limits(options: EngineOptions, model: ModelConfig, block_bytes: int) -> SchedulerConfig:
     max_len = options.max_model_len or model.max_position
     if max_len > model.max_position:
         raise BadInput(f"--max-model-len {max_len}: expected at most {model.max_position}, the positions of the model")
-    block_bytes = model.kv_bytes_per_token(element_bytes) * BLOCK_SIZE
     num_blocks = int(_kv_bytes(options) // block_bytes)
     # More than every sequence at full length can never be used.
     num_blocks = min(num_blocks, -(-max_len // BLOCK_SIZE) * options.max_num_seqs)

@@ -5,6 +5,7 @@ phase they belong to; from ``crossover`` rows on the second is faster on this ma
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numba import config as numba_config
@@ -15,8 +16,9 @@ from biphase.engine.config import ModelConfig
 from biphase.engine.first_touch import FirstTouch
 from biphase.engine.kernels import few_rows_step as few
 from biphase.engine.kernels import many_rows_step as many
+from biphase.engine.kernels.cells import BLOCK, cell_bytes
 from biphase.engine.kernels.image import PackedModel
-from biphase.engine.kernels.row_attention import BLOCK, part_bytes
+from biphase.engine.kernels.row_attention import part_bytes
 from biphase.engine.kernels.select import Program, choose_program
 from biphase.engine.kernels.team import new_team
 from biphase.engine.rows import DecodeRows, Ids32, Logits, PrefillChunk, Rows
@@ -29,16 +31,21 @@ MOST_RUNS = 16
 
 
 class PagedCache:
-    """Keys and values in float16, in blocks of 16 tokens.
+    """Keys and values in blocks of 16 tokens, in float16 or, with ``int8``, in int8 with a scale a token and head.
 
-    k is [layers, blocks, G, D, 16], v [layers, blocks, G, 16, D], as ``row_attention`` wants them.
+    ``k`` and ``v`` are bytes [layers, blocks, G, cell]; ``kernels.cells`` says what is in a cell.
     """
 
-    def __init__(self, config: ModelConfig, num_blocks: int) -> None:
+    def __init__(self, config: ModelConfig, num_blocks: int, int8: bool = False) -> None:
+        self.int8 = int8
         # numpy asks the system for zeroed pages, which it hands out as blocks are first written.
-        shape = (config.num_layers, num_blocks, config.num_kv_heads)
-        self.k = np.zeros((*shape, config.head_dim, BLOCK), dtype=np.uint16)
-        self.v = np.zeros((*shape, BLOCK, config.head_dim), dtype=np.uint16)
+        shape = (config.num_layers, num_blocks, config.num_kv_heads, int(cell_bytes(config.head_dim, int8)))
+        self.k, self.v = np.zeros(shape, dtype=np.uint8), np.zeros(shape, dtype=np.uint8)
+
+
+def kv_block_bytes(config: ModelConfig, int8: bool) -> int:
+    """Keys and values of 16 tokens in all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * int(cell_bytes(config.head_dim, int8))
 
 
 class CompiledModel:
@@ -48,7 +55,7 @@ class CompiledModel:
         self.config = config
         self.cache = cache
         self.words = words
-        self.packed = packed
+        self.packed = replace(packed, shape=packed.shape._replace(int8_kv=int(cache.int8)))
         self.crossover = MOST_FEW_ROWS + 1
         self._first_touch = FirstTouch((cache.k, cache.v))
         self._team = new_team(numba_config.NUMBA_NUM_THREADS)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from biphase.engine.kernels.row_attention import BLOCK
+from biphase.engine.kernels.cells import BLOCK
 
 HUGE_PAGE = 2 << 20
 """Bytes, on x86-64 and on arm64 with pages of 4 KB; where pages are smaller nothing is gained and little lost."""
@@ -19,7 +19,7 @@ HUGE_PAGE = 2 << 20
 class FirstTouch:
     """The huge pages of ``caches`` [layers, blocks, ...] in the order in which rising blocks reach them."""
 
-    def __init__(self, caches: Sequence[NDArray[np.uint16]]) -> None:
+    def __init__(self, caches: Sequence[NDArray[np.uint8]]) -> None:
         pages = [page for number, cache in enumerate(caches) for page in _pages(number, cache)]
         self._pages = sorted(pages, reverse=True)
         self._flat = [cache.reshape(-1) for cache in caches]
@@ -37,7 +37,7 @@ class FirstTouch:
         return touched
 
 
-def _pages(number: int, cache: NDArray[np.uint16]) -> list[tuple[int, int, int]]:
+def _pages(number: int, cache: NDArray[np.uint8]) -> list[tuple[int, int, int]]:
     """(first block that lies on it, ``number``, index of an element on it) of each page of a cache."""
     layers, blocks = cache.shape[:2]
     layer = cache.nbytes // layers

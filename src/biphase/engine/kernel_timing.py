@@ -19,6 +19,7 @@ from biphase.engine.build import COMPILING, kernels_are_compiled, set_threads, t
 from biphase.engine.compiled import CompiledModel, PagedCache
 from biphase.engine.crossover import timed
 from biphase.engine.kernel_cases import Case, all_cases, num_blocks
+from biphase.engine.kernels.cells import BLOCK
 from biphase.engine.kernels.features import features
 from biphase.engine.kernels.select import selection
 from biphase.engine.options import EngineOptions
@@ -47,9 +48,8 @@ def load_model(options: EngineOptions, rows: Sequence[int]) -> CompiledModel:
             "programs: they need numba, --dtype auto or int8, and a head size that is a multiple of 16"
         )
     config, image = packed
-    model = CompiledModel(
-        config, image, PagedCache(config, num_blocks(rows)), 1 if options.activations == "int8" else 2
-    )
+    cache = PagedCache(config, num_blocks(rows), options.kv_cache_dtype == "int8")
+    model = CompiledModel(config, image, cache, 1 if options.activations == "int8" else 2)
     crossover.settle(model)
     fill(model.cache)
     return model
@@ -59,8 +59,14 @@ def fill(cache: PagedCache) -> None:
     """Random keys and values: untouched pages would all be one page of zeros in memory, and reading them free."""
     generator = np.random.default_rng(0)
     for array in (cache.k, cache.v):
-        layer = generator.standard_normal(array.shape[1:], dtype=np.float32).astype(np.float16)
-        array[:] = layer.view(np.uint16)
+        cells = array.shape[1:]
+        if cache.int8:
+            layer = generator.integers(0, 256, cells, dtype=np.uint8)
+            layer[..., -4 * BLOCK :] = np.full(BLOCK, 0.02, dtype=np.float32).view(np.uint8)
+        else:
+            numbers = generator.standard_normal((*cells[:-1], cells[-1] // 2), dtype=np.float32)
+            layer = numbers.astype(np.float16).view(np.uint8)
+        array[:] = layer
 
 
 def time_kernels(options: EngineOptions, rows: Sequence[int], repeats: int, shown: Display) -> KernelReport:
@@ -81,6 +87,7 @@ def time_kernels(options: EngineOptions, rows: Sequence[int], repeats: int, show
         model=options.model,
         dtype=options.dtype,
         activations=options.activations,
+        kv_cache="int8" if model.cache.int8 else "float16",
         hardware=hardware_name(on_cuda=False),
         threads=get_num_threads(),
         features=str(features()),

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from biphase.engine.kernels import row_blocks
+from biphase.engine.kernels.cells import BLOCK, cell_bytes
 from biphase.engine.kernels.features import features
 from biphase.engine.kernels.image import ADDRESS, FIRST, INNER, KIND, PANELS, VALID, PackedModel, Shape
 from biphase.engine.kernels.many_rows_step import ROW_BLOCK
@@ -19,8 +20,6 @@ from biphase.engine.kernels.roofs import Unit
 from biphase.engine.kernels.select import Program
 from biphase.roofline.kernel_rates import Work
 
-KV_BYTES = 2
-"""Of an element of the cache: float16."""
 WORD_PRODUCTS = 3
 """Of two bfloat16 words each: upper by upper, and both mixed ones."""
 FLOATS = (Kind.BF16, Kind.F16, Kind.F32)
@@ -94,4 +93,5 @@ def _attention_operations(shape: Shape, pairs: int) -> int:
 
 
 def _cache_bytes(shape: Shape, tokens: int) -> int:
-    return 2 * KV_BYTES * shape.layers * shape.kv_heads * shape.dim * tokens
+    token = int(cell_bytes(shape.dim, shape.int8_kv)) // BLOCK
+    return 2 * shape.layers * shape.kv_heads * token * tokens

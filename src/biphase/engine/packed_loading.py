@@ -18,7 +18,10 @@ _COMPILED = ("auto", "int8")
 
 def load_packed(options: EngineOptions) -> tuple[ModelConfig, "PackedModel"] | None:
     """The model in panels, or None where torch runs it: asked for by ``dtype``, or no numba, or an odd head size."""
-    if options.dtype not in _COMPILED or importlib.util.find_spec("numba") is None:
+    if options.dtype not in _COMPILED:
+        _refuse_lossy(options, f"--dtype auto or int8, not {options.dtype}")
+        return None
+    if importlib.util.find_spec("numba") is None:
         _refuse_without_panels(options, "numba, which is not installed")
         return None
     from biphase.engine import packed_cache
@@ -58,5 +61,11 @@ def _pack(path: Path, options: EngineOptions, entry: Path | None) -> tuple[Model
 def _refuse_without_panels(options: EngineOptions, needed: str) -> None:
     if options.dtype == "int8":
         raise BadInput(f"--dtype int8 needs {needed}; take bfloat16 or float32")
-    if options.activations == "int8":
-        raise BadInput(f"--activations int8 needs --dtype auto or int8 and {needed}; leave it out")
+    _refuse_lossy(options, needed)
+
+
+def _refuse_lossy(options: EngineOptions, needed: str) -> None:
+    """The choices that only the compiled programs have."""
+    for name, value in (("activations", options.activations), ("kv-cache-dtype", options.kv_cache_dtype)):
+        if value == "int8":
+            raise BadInput(f"--{name} int8 needs {needed}; leave it out")

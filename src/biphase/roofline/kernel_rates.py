@@ -100,6 +100,7 @@ class KernelReport:
     model: str
     dtype: str
     activations: str
+    kv_cache: str
     hardware: str
     threads: int
     features: str

@@ -14,6 +14,7 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from biphase.engine.kernels.activations import normed_record, normed_records, plain_records, record_bytes, silu_mul
+from biphase.engine.kernels.cells import cell_bytes
 from biphase.engine.kernels.few_rows import multiply_panel
 from biphase.engine.kernels.image import (
     ADDRESS,
@@ -31,7 +32,7 @@ from biphase.engine.kernels.image import (
     O,
 )
 from biphase.engine.kernels.rotation import rotate_and_store, rotation_of
-from biphase.engine.kernels.row_attention import BLOCK, Past, attend, attend_scratch_bytes, merge, part_bytes
+from biphase.engine.kernels.row_attention import Past, attend, attend_scratch_bytes, merge, part_bytes
 from biphase.engine.kernels.team import Seat, barrier, next_item, next_of_part
 from biphase.engine.kernels.unpack import read_row
 from biphase.engine.kernels.vectors import (
@@ -83,7 +84,7 @@ def few_rows_step(
 ) -> None:
     """Run ``step``; logits of the sampled rows are in ``work.logits`` afterwards.
 
-    ``k`` and ``v`` are the whole caches [layers, blocks, G, D, 16] and [layers, blocks, G, 16, D], float16 as uint16.
+    ``k`` and ``v`` are the whole caches [layers, blocks, G, bytes of a cell], as ``cells`` has it.
     """
     for member in prange(threads):
         # as int64: the loop's own index is unsigned in one of numba's passes, and everything would compile twice
@@ -192,7 +193,7 @@ def _rotate_and_store(team: Any, layer: Any, shape: Any, image: Any, k: Any, v: 
 def attend_rows(team: Any, threads: Any, shape: Any, k: Any, v: Any, step: Any, work: Any, scratch: Any) -> None:
     """Items of all KV heads, or of one where there are too few rows and runs for all threads."""
     group = shape.heads // shape.kv_heads
-    head_bytes = 2 * BLOCK * shape.dim
+    head_bytes = cell_bytes(shape.dim, shape.int8_kv)
     size = part_bytes(group, shape.dim)
     scale = np.float32(1 / np.sqrt(shape.dim))
     cuts = 1 if len(step.items) >= RUNS_OF_A_MEMBER * threads else shape.kv_heads
@@ -207,6 +208,7 @@ def attend_rows(team: Any, threads: Any, shape: Any, k: Any, v: Any, step: Any, 
             shape.kv_heads * head_bytes,
             step.tables[row].ctypes.data,
             np.int64(step.positions[row] + 1),
+            shape.int8_kv,
         )
         queries = work.qkv[row, kv_head * group * shape.dim :].ctypes.data
         part = work.parts.ctypes.data + (item // cuts * shape.kv_heads + kv_head) * size

@@ -4,11 +4,11 @@ Dao 2023 (FlashAttention-2), with the query heads of one key/value head worked o
 An item is a tile of queries and one such head; key blocks of 64 are taken in turn, each against every row tile of the
 item (16 queries of one head), so that a block is read from the first-level cache.
 
-With AMX every number is two bfloat16 words, its upper 8 significant bits and the next 8. Keys and values are float16 in
-the cache, so theirs is exact; queries and probabilities keep 16 bits. The product of two lower words is dropped. The
-words come in pairs (i, i + 16) of the inner dimension, which is how two vectors interleave at the price of a shift; the
-order within a sum of products is free as long as both sides agree. Vectors take the numbers in float32, in the same
-places: their bfloat16 products are twice as fast as those, and three would be needed for one.
+With AMX every number is two bfloat16 words, its upper 8 significant bits and the next 8. Keys and values in float16 are
+exact so; queries, probabilities and the numbers of an int8 cache keep 16 bits. The product of two lower words is
+dropped. The words come in pairs (i, i + 16) of the inner dimension, which is how two vectors interleave at the price of
+a shift; the order within a sum of products is free as long as both sides agree. Vectors take the numbers in float32, in
+the same places: their bfloat16 products are twice as fast as those, and three would be needed for one.
 
 A row's sums are taken in an order that depends on nothing but its position, wherever the chunk was cut.
 """
@@ -19,6 +19,7 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 
+from biphase.engine.kernels.cells import cell_bytes, load_keys, load_values
 from biphase.engine.kernels.tile_products import PAIR, TILES, multiply
 from biphase.engine.kernels.tiles import TILE_BYTES
 from biphase.engine.kernels.vectors import (
@@ -34,7 +35,6 @@ from biphase.engine.kernels.vectors import (
     float_as_bits,
     get_i32,
     greater,
-    load_f16,
     load_f32,
     load_fill_f32,
     max_f32,
@@ -68,6 +68,7 @@ class Heads(NamedTuple):
     kv_heads: int
     head_dim: int
     window: int
+    int8_kv: int = 0
 
 
 class Chunk(NamedTuple):
@@ -130,7 +131,7 @@ def _store_split(low: Any, high: Any, address: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def convert_block(k: Any, v: Any, shape: Any, chunk: Any, head: Any, block: Any, out: Any) -> None:
-    """Tiles of key block ``block`` of one kv head from a layer's cache at ``k`` [blocks, G, D, 16], ``v`` [.., 16, D].
+    """Tiles of key block ``block`` of one kv head from a layer's caches at ``k`` and ``v`` [blocks, G, cell].
 
     Tokens past the end of the sequence become zeros, whatever the cache holds there.
     """
@@ -140,13 +141,22 @@ def convert_block(k: Any, v: Any, shape: Any, chunk: Any, head: Any, block: Any,
         valid = min(max(length - token, 0), PAGE)
         keys = out + tile * _steps(dim) * PAIR
         if valid:
-            _convert_keys(k + _page(chunk, shape, head, token), dim, keys)
+            page = k + _page(chunk, shape, head, token)
+            if shape.int8_kv:
+                _convert_keys(page, 1, dim, keys)
+            else:
+                _convert_keys(page, None, dim, keys)
         if valid < PAGE:
             _forget(keys, _steps(dim), valid)
     for step in range(KEYS // (2 * PAGE)):
         token = block * KEYS + step * 2 * PAGE
         values = out + _key_tiles(dim) + step * (_padded(dim) // 16) * PAIR
-        _convert_values(v, shape, chunk, head, token, values)
+        first = v + _page(chunk, shape, head, token) if token < length else 0
+        second = v + _page(chunk, shape, head, token + PAGE) if token + PAGE < length else 0
+        if shape.int8_kv:
+            _convert_values(first, second, 1, length - token, dim, values)
+        else:
+            _convert_values(first, second, None, length - token, dim, values)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -155,7 +165,7 @@ def _ask_for_block(k: Any, v: Any, shape: Any, chunk: Any, head: Any, block: Any
     end = min(block * KEYS + KEYS, chunk.past + chunk.rows)
     for token in range(block * KEYS, end, PAGE):
         page = _page(chunk, shape, head, token)
-        for line in range(page, page + shape.head_dim * PAGE * 2, 64):
+        for line in range(page, page + cell_bytes(shape.head_dim, shape.int8_kv), 64):
             prefetch(k + line)
             prefetch(v + line)
 
@@ -164,19 +174,18 @@ def _ask_for_block(k: Any, v: Any, shape: Any, chunk: Any, head: Any, block: Any
 def _page(chunk: Any, shape: Any, head: Any, token: Any) -> Any:
     """Byte offset of a token's page of one head in a layer's keys (or values)."""
     page = np.int64(get_i32(chunk.table + token // PAGE * 4))
-    return (page * shape.kv_heads + head) * shape.head_dim * PAGE * 2
+    return (page * shape.kv_heads + head) * cell_bytes(shape.head_dim, shape.int8_kv)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _convert_keys(page: Any, dim: Any, out: Any) -> None:
+def _convert_keys(cell: Any, scaled: Any, dim: Any, out: Any) -> None:
     """Rows of a tile are pairs of dimensions (i, i + 16), lanes are keys."""
     for step in range(_steps(dim)):
         for i in range(16):
-            low = load_f16(page + (step * 32 + i) * PAGE * 2)
-            high = fill_f32(0)
+            d, high = step * 32 + i, fill_f32(0)
             if step * 32 + 16 < dim:
-                high = load_f16(page + (step * 32 + 16 + i) * PAGE * 2)
-            _store_split(low, high, out + step * PAIR + i * 64)
+                high = load_keys(cell, d + 16, dim, scaled)
+            _store_split(load_keys(cell, d, dim, scaled), high, out + step * PAIR + i * 64)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -188,18 +197,18 @@ def _forget(keys: Any, steps: Any, valid: Any) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _convert_values(v: Any, shape: Any, chunk: Any, head: Any, token: Any, out: Any) -> None:
-    """Rows of a tile are pairs of tokens (i, i + 16), lanes are dimensions."""
-    dim, length = shape.head_dim, chunk.past + chunk.rows
-    first = v + _page(chunk, shape, head, token) if token < length else 0
-    second = v + _page(chunk, shape, head, token + PAGE) if token + PAGE < length else 0
+def _convert_values(first: Any, second: Any, scaled: Any, valid: Any, dim: Any, out: Any) -> None:
+    """Rows of a tile are pairs of tokens (i, i + 16), lanes are dimensions.
+
+    Of the tokens in the cells ``first`` and ``second``, ``valid`` are there.
+    """
     for d in range(0, _padded(dim), 16):
         for i in range(PAGE):
-            low, high, at = fill_f32(0), fill_f32(0), (i * dim + d) * 2
-            if token + i < length and d < dim:
-                low = load_f16(first + at)
-            if token + PAGE + i < length and d < dim:
-                high = load_f16(second + at)
+            low, high = fill_f32(0), fill_f32(0)
+            if i < valid and d < dim:
+                low = load_values(first, i, d, dim, scaled)
+            if PAGE + i < valid and d < dim:
+                high = load_values(second, i, d, dim, scaled)
             _store_split(low, high, out + d // 16 * PAIR + i * 64)
 
 

@@ -30,7 +30,7 @@ ADDRESS, KIND, COLUMN, VALID = range(4)
 
 
 class Shape(NamedTuple):
-    """Sizes in elements, as in ``ModelConfig``."""
+    """Sizes in elements, as in ``ModelConfig``, and whether the cache is of int8."""
 
     layers: int
     hidden: int
@@ -40,6 +40,7 @@ class Shape(NamedTuple):
     intermediate: int
     vocab: int
     eps: float
+    int8_kv: int = 0
 
 
 class Image(NamedTuple):

@@ -139,7 +139,7 @@ def many_rows_step(
 ) -> None:
     """Run ``step``; logits of the sampled rows are in ``work.logits`` afterwards.
 
-    ``k`` and ``v`` are the whole caches [layers, blocks, G, D, 16] and [layers, blocks, G, 16, D], float16 as uint16.
+    ``k`` and ``v`` are the whole caches [layers, blocks, G, bytes of a cell], as ``cells`` has it.
     """
     for number in prange(threads):
         member = _Member(team, threads, words, _address(work.scratch[number]))
@@ -279,7 +279,7 @@ def _rotate_and_store(
 @njit(nogil=True, cache=True, error_model="numpy")
 def _attend_all(member: Any, shape: Any, k: Any, v: Any, step: Any, work: Any) -> None:
     """Phases: keys and values of the chunks in tiles; the chunks; the single rows; the merge of those."""
-    heads = Heads(shape.heads, shape.kv_heads, shape.dim, 0)
+    heads = Heads(shape.heads, shape.kv_heads, shape.dim, 0, shape.int8_kv)
     if len(step.chunks):
         _attend_chunks(member, heads, k, v, step, work)
     singles = len(step.first_items) - 1
@@ -392,6 +392,6 @@ def _rows_of_bytes(rows: int, size: int) -> NDArray[np.uint8]:
 def _scratch_bytes(shape: Any, threads: int, inner: int) -> int:
     size = int(unpacked_bytes(inner))
     products = max(_GROUP_BYTES, 2 * size) + GEMM_SCRATCH
-    heads = Heads(shape.heads, shape.kv_heads, shape.dim, 0)
+    heads = Heads(shape.heads, shape.kv_heads, shape.dim, 0, shape.int8_kv)
     singles = int(attend_scratch_bytes(shape.heads, shape.dim))
     return max(products, int(attention_scratch_bytes(heads)), singles, int(row_scratch_bytes(inner)))

@@ -9,13 +9,11 @@ import numpy as np
 from numba import njit
 
 from biphase.engine.kernels.activations import rms_norm
-from biphase.engine.kernels.row_attention import BLOCK
+from biphase.engine.kernels.cells import BLOCK, cell_bytes, store_key, store_value
 from biphase.engine.kernels.vectors import (
     get_f32,
     load_f32,
-    put_f16,
     put_f32,
-    store_f16,
     store_f32,
 )
 
@@ -32,7 +30,7 @@ class Rotation(NamedTuple):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def rotation_of(layer: Any, shape: Any, image: Any, k: Any, v: Any) -> Any:
-    """``k`` and ``v`` are the layer's caches [blocks, G, D, 16] and [blocks, G, 16, D], float16 as uint16."""
+    """``k`` and ``v`` are the layer's caches [blocks, G, bytes of a cell]."""
     norms = np.int64(0)
     if len(image.qk_norms):
         norms = np.int64(image.qk_norms.ctypes.data + layer * 2 * shape.dim * 4)
@@ -57,11 +55,11 @@ def rotate_and_store(turn: Any, head: Any, position: Any, slot: Any, shape: Any,
         table = np.int64(position) * (dim // 2) * 4
         rotate(x, turn.cos + table, turn.sin + table, dim // 2)
     if keys >= 0:
-        block = ((slot // BLOCK) * shape.kv_heads + keys % shape.kv_heads) * dim * BLOCK * 2
+        cell = ((slot // BLOCK) * shape.kv_heads + keys % shape.kv_heads) * cell_bytes(dim, shape.int8_kv)
         if keys < shape.kv_heads:
-            _store_key(x, turn.k + block + 2 * (slot % BLOCK), dim)
+            store_key(x, turn.k + cell, slot % BLOCK, dim, shape.int8_kv)
         else:
-            _store_value(x, turn.v + block + 2 * dim * (slot % BLOCK), dim)
+            store_value(x, turn.v + cell, slot % BLOCK, dim, shape.int8_kv)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -76,17 +74,3 @@ def rotate(x: Any, cos: Any, sin: Any, half: Any) -> None:
         first, second, c, s = get_f32(x + at), get_f32(other + at), get_f32(cos + at), get_f32(sin + at)
         put_f32(x + at, first * c - second * s)
         put_f32(other + at, second * c + first * s)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _store_key(x: Any, column: Any, dim: Any) -> None:
-    """A key [D] as one column of a block [D, 16]."""
-    for d in range(dim):
-        put_f16(column + 2 * BLOCK * d, get_f32(x + 4 * d))
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _store_value(x: Any, row: Any, dim: Any) -> None:
-    """A value [D] as one row of a block [16, D]; D is a multiple of 16."""
-    for d in range(0, dim, 16):
-        store_f16(row + 2 * d, load_f32(x + 4 * d))

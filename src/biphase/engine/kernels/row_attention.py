@@ -6,8 +6,8 @@ heads too, to keep all threads busy. A long context is cut into runs, so that ro
 ``merge`` joins the runs by their maxima and sums (Dao et al. 2023, Flash-Decoding). How heads are shared out does not
 change a bit of the result; how a context is cut depends on its length alone.
 
-Cache layout, float16, blocks of 16 tokens: k [blocks, KV heads, D, 16] and v [blocks, KV heads, 16, D]. With the tokens
-of one dimension side by side, a vector holds the scores of a whole block and no product needs a sum across lanes.
+With the keys of a block's tokens side by side for each dimension (see ``cells``), a vector holds the scores of a whole
+block and no product needs a sum across lanes.
 """
 
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from biphase.engine.kernels.cells import BLOCK, load_numbers, number_bytes
 from biphase.engine.kernels.vectors import (
     exp,
     fill_f32,
@@ -23,7 +24,6 @@ from biphase.engine.kernels.vectors import (
     get_i32,
     greater,
     in_register,
-    load_f16,
     load_f32,
     load_fill_f32,
     max_f32,
@@ -33,7 +33,6 @@ from biphase.engine.kernels.vectors import (
     sum_f32,
 )
 
-BLOCK = 16
 RUN = 16
 """Blocks whose scores are computed before their values are added: 256 tokens, whose keys and values stay in cache."""
 AHEAD = 3
@@ -54,6 +53,7 @@ class Past(NamedTuple):
     block_bytes: Any
     table: Any
     length: Any
+    int8: Any
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -112,8 +112,12 @@ def _score_run(queries: Any, heads: Any, group: Any, dim: Any, past: Any, begin:
         else:
             ahead = _cell(past.values, past, heads, begin, min(cell + AHEAD - cells, cells - 1))
         here = _cell(past.keys, past, heads, begin, cell)
-        at = scores + 64 * (RUN * group * head + block)
-        _score(queries + 4 * group * dim * head, group, dim, here, ahead, past.length - BLOCK * (begin + block), at)
+        at, own = scores + 64 * (RUN * group * head + block), queries + 4 * group * dim * head
+        seen = past.length - BLOCK * (begin + block)
+        if past.int8:
+            _score(own, group, dim, here, 1, ahead, seen, at)
+        else:
+            _score(own, group, dim, here, None, ahead, seen, at)
 
 
 @njit(nogil=True, cache=True)
@@ -128,7 +132,11 @@ def _add_run(
         here = _cell(past.values, past, heads, begin, cell)
         at = weights + 64 * (RUN * group * head + block)
         seen = past.length - BLOCK * (begin + block)
-        _add_values(at, group, dim, here, ahead, seen, state + 4 * (dim + 16) * group * head)
+        own = state + 4 * (dim + 16) * group * head
+        if past.int8:
+            _add_values(at, group, dim, here, 1, ahead, seen, own)
+        else:
+            _add_values(at, group, dim, here, None, ahead, seen, own)
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -139,19 +147,22 @@ def _cell(base: Any, past: Any, heads: Any, begin: Any, cell: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _score(queries: Any, group: Any, dim: Any, keys: Any, ahead: Any, seen: Any, scores: Any) -> None:
+def _score(queries: Any, group: Any, dim: Any, keys: Any, scaled: Any, ahead: Any, seen: Any, scores: Any) -> None:
     """Scores of one cell's tokens, ``seen`` of which count; those of query head g lie RUN vectors after those of g - 1.
 
     The cell at ``ahead`` is asked for meanwhile: blocks lie anywhere, and no processor guesses where the next one is.
     """
+    size = BLOCK * number_bytes(scaled)
     for g in range(group):
         store_f32(scores + 64 * RUN * g, fill_f32(np.float32(0)))
     for d in range(0, dim, 8):
-        at = keys + 32 * d
-        for line in range(0, 256, 64):
-            prefetch(ahead + 32 * d + line)
-        k0, k1, k2, k3 = load_f16(at), load_f16(at + 32), load_f16(at + 64), load_f16(at + 96)
-        k4, k5, k6, k7 = load_f16(at + 128), load_f16(at + 160), load_f16(at + 192), load_f16(at + 224)
+        at = keys + size * d
+        for line in range(0, 8 * size, 64):
+            prefetch(ahead + size * d + line)
+        k0, k1 = load_numbers(at, scaled), load_numbers(at + size, scaled)
+        k2, k3 = load_numbers(at + 2 * size, scaled), load_numbers(at + 3 * size, scaled)
+        k4, k5 = load_numbers(at + 4 * size, scaled), load_numbers(at + 5 * size, scaled)
+        k6, k7 = load_numbers(at + 6 * size, scaled), load_numbers(at + 7 * size, scaled)
         for g in range(group):
             q, out = in_register(queries + 4 * (g * dim + d)), scores + 64 * RUN * g
             even = fma(k0, load_fill_f32(q), load_f32(out))
@@ -160,10 +171,21 @@ def _score(queries: Any, group: Any, dim: Any, keys: Any, ahead: Any, seen: Any,
             even, odd = fma(k4, load_fill_f32(q + 16), even), fma(k5, load_fill_f32(q + 20), odd)
             even, odd = fma(k6, load_fill_f32(q + 24), even), fma(k7, load_fill_f32(q + 28), odd)
             store_f32(out, even + odd)
+    if scaled is not None:
+        prefetch(ahead + size * dim)
+        _scale(scores, group, keys + size * dim)
     if seen < BLOCK:
         for g in range(group):
             for t in range(max(seen, 0), BLOCK):
                 put_f32(scores + 64 * RUN * g + 4 * t, LOWEST)
+
+
+@njit(nogil=True, cache=True)
+def _scale(scores: Any, group: Any, scales: Any) -> None:
+    """Scores, or weights, of one cell's tokens times the tokens' scales."""
+    for g in range(group):
+        at = scores + 64 * RUN * g
+        store_f32(at, load_f32(at) * load_f32(scales))
 
 
 @njit(nogil=True, cache=True)
@@ -187,22 +209,29 @@ def _weigh(scores: Any, blocks: Any, state: Any, dim: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _add_values(weights: Any, group: Any, dim: Any, values: Any, ahead: Any, seen: Any, state: Any) -> None:
+def _add_values(
+    weights: Any, group: Any, dim: Any, values: Any, scaled: Any, ahead: Any, seen: Any, state: Any
+) -> None:
     """Add a cell's values, and ask for those at ``ahead``.
 
     Tokens that are not there have weight 0; what their slots hold is not read.
     """
-    row, width = 2 * dim, 4 * (dim + 16)
+    size = BLOCK * number_bytes(scaled)
+    row, width = number_bytes(scaled) * dim, 4 * (dim + 16)
     whole = min(seen, BLOCK) // 8 * 8
+    if scaled is not None:
+        prefetch(ahead + size * dim)
+        _scale(weights, group, values + size * dim)
     for v in range(dim // 16):
-        at = values + 32 * v
-        for line in range(512 * v, 512 * v + 512, 64):
+        at = values + size * v
+        for line in range(BLOCK * size * v, BLOCK * size * (v + 1), 64):
             prefetch(ahead + line)
         for t in range(0, whole, 8):
             x = at + row * t
-            v0, v1, v2, v3 = load_f16(x), load_f16(x + row), load_f16(x + 2 * row), load_f16(x + 3 * row)
-            v4, v5 = load_f16(x + 4 * row), load_f16(x + 5 * row)
-            v6, v7 = load_f16(x + 6 * row), load_f16(x + 7 * row)
+            v0, v1 = load_numbers(x, scaled), load_numbers(x + row, scaled)
+            v2, v3 = load_numbers(x + 2 * row, scaled), load_numbers(x + 3 * row, scaled)
+            v4, v5 = load_numbers(x + 4 * row, scaled), load_numbers(x + 5 * row, scaled)
+            v6, v7 = load_numbers(x + 6 * row, scaled), load_numbers(x + 7 * row, scaled)
             for g in range(group):
                 p, out = in_register(weights + 64 * RUN * g + 4 * t), state + g * width + 64 * v
                 even = fma(v0, load_fill_f32(p), load_f32(out))
@@ -212,7 +241,7 @@ def _add_values(weights: Any, group: Any, dim: Any, values: Any, ahead: Any, see
                 even, odd = fma(v6, load_fill_f32(p + 24), even), fma(v7, load_fill_f32(p + 28), odd)
                 store_f32(out, even + odd)
         for t in range(whole, min(seen, BLOCK)):
-            value = load_f16(at + row * t)
+            value = load_numbers(at + row * t, scaled)
             for g in range(group):
                 out = state + g * width + 64 * v
                 store_f32(out, fma(value, load_fill_f32(weights + 64 * RUN * g + 4 * t), load_f32(out)))

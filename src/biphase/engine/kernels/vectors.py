@@ -148,6 +148,7 @@ load_f16 = _load(float32x16, ir.VectorType(F16, LANES), lambda b, v: b.fpext(v, 
 store_i32 = _store(int32x16, V_I32)
 store_f32 = _store(float32x16, V_F32)
 store_f16 = _store(float32x16, ir.VectorType(F16, LANES), lambda b, v: b.fptrunc(v, ir.VectorType(F16, LANES)))
+load_i8 = _load(int32x16, ir.VectorType(I8, LANES), lambda b, v: b.sext(v, V_I32))
 store_i8 = _store(int32x16, ir.VectorType(I8, LANES), lambda b, v: b.trunc(v, ir.VectorType(I8, LANES)))
 """The low byte of each lane."""
 
@@ -165,6 +166,8 @@ get_i32 = _load(types.int32, I32)
 get_i64 = _load(types.int64, I64)
 put_f32 = _store(types.float32, F32)
 put_f16 = _store(types.float32, F16, lambda b, v: b.fptrunc(v, F16))
+put_i8 = _store(types.int32, I8, lambda b, v: b.trunc(v, I8))
+"""The low byte."""
 put_i32 = _store(types.int32, I32)
 put_i64 = _store(types.int64, I64)
 
