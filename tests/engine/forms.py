@@ -31,6 +31,7 @@ def run_tests_in(form: str, test_file: str, cache: Path, only: str = "") -> None
         pytest.skip(f"this processor has no {form}")
     environment = os.environ | FORMS[form] | {"NUMBA_CPU_FEATURES": "", _INSIDE: form, "NUMBA_CACHE_DIR": str(cache)}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", only, test_file]
+    command += ["--timeout", "900"]  # the first test of each kernel compiles it
     root = Path(__file__).parents[2]
     run = subprocess.run(command, check=False, env=environment, cwd=root, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout
