@@ -72,7 +72,7 @@ def _roof(roof: Result) -> list[str]:
         number(min(roof["memory"], roof["compute"][dtype])) if dtype in roof["compute"] else ""
         for dtype in ("bf16", "int8")
     ]
-    return [f"{roof['bytes'] / 1e9:.3g}", f"{roof['flops'] / 1e9:.3g}", *limits]
+    return [number(roof["bytes"] / 1e9), number(roof["flops"] / 1e9), *limits]
 
 
 def rates(result: Result) -> str:

@@ -209,8 +209,11 @@ def test_a_model_that_is_not_there_is_one_fatal_line(tmp_path: Path) -> None:
         ({"max_num_batched_tokens": 10}, "--max-num-seqs 64 exceeds --max-num-batched-tokens 10"),
         ({"kv_cache_gb": 1e-9}, "holds no block"),
         ({"threads": 10_000}, "--threads 10000: expected 1 to "),
-        ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8 needs --dtype auto or int8, not float32; leave it out"),
-        ({"activations": "int8"}, "--activations int8 needs --dtype auto or int8, not float32; leave it out"),
+        ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8 needs --dtype auto or int8, not float32; leave out"),
+        (
+            {"activations": "int8", "kv_cache_dtype": "int8"},
+            "--activations int8 and --kv-cache-dtype int8 need ",
+        ),
     ],
 )
 def test_options_that_cannot_be(options: dict, line: str, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 preempted and resumed, alone and in a batch. Sampled tokens are too, being keyed by seed and position, but for draws
 that fall on an edge.
 
-``PROMISED`` are the values of ``--dtype`` for which that is promised, and of ``--kv-cache-dtype``; each is held to all.
+``PROMISED`` are the values of ``--dtype`` for which that is promised; each is held to all of it.
 """
 
 import json
@@ -26,7 +26,7 @@ from biphase.scheduling.request import LogitRules, SamplingParams
 from tests.engine.test_families import GOLDEN
 from tests.engine.tiny import run
 
-PROMISED = ("auto", "auto --kv-cache-dtype int8", "float32")
+PROMISED = ("auto", "float32")
 
 SHAPE = GOLDEN["cases"][0]["config"]
 BLOCKS = 40
@@ -47,10 +47,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Built as ``biphase serve`` builds it, with a pool of BLOCKS blocks of 16."""
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps(SHAPE))
-    dtype, _, kv_cache = request.param.partition(" --kv-cache-dtype ")
-    chosen = {"dtype": dtype, "kv_cache_dtype": kv_cache or "auto"}
     options = EngineOptions(
-        model=str(folder), random_weights=True, threads=1, max_model_len=160, max_num_seqs=4, **chosen
+        model=str(folder), random_weights=True, dtype=request.param, threads=1, max_model_len=160, max_num_seqs=4
     )
     engine, ready = build(options)
     assert ready.num_blocks == BLOCKS

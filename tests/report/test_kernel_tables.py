@@ -26,7 +26,7 @@ def report(rates: tuple[KernelRate, ...] = RATES, foreign_cores: float | None = 
         model="smollm2-135m",
         dtype="auto",
         activations="exact",
-        kv_cache="float16",
+        kv_cache_dtype="float16",
         hardware="A processor, 2 cores",
         threads=2,
         features="int8 dot, tiles",

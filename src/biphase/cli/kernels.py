@@ -34,7 +34,7 @@ def kernels(
     activations: Annotated[
         str, typer.Option(help="exact (16 bits in two bytes), or int8: faster and lossy.")
     ] = "exact",
-    kv_cache_dtype: Annotated[str, typer.Option(help="auto (float16), or int8: half the bytes, lossy.")] = "auto",
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto (float16), or int8: about half, lossy.")] = "auto",
     threads: Annotated[
         int | None, typer.Option(min=1, show_default="one a core", help="Threads of the kernels.")
     ] = None,

@@ -30,7 +30,9 @@ def serve(
     port: int = typer.Option(8000, min=0, max=65535, help="Port; 0 takes a free one."),
     dtype: str = typer.Option("auto", help="Of the weights: auto (as the file has them), bfloat16, float32 or int8."),
     activations: str = typer.Option("exact", help="exact (16 bits in two bytes), or int8: faster and lossy."),
-    kv_cache_dtype: str = typer.Option("auto", help="auto (float16 or --dtype), or int8: half the bytes, lossy."),
+    kv_cache_dtype: str = typer.Option(
+        "auto", help="auto: float16, or the dtype that torch runs; int8: about half, lossy."
+    ),
     max_model_len: int | None = typer.Option(None, min=2, help="Context in tokens, prompt and answer together."),
     max_num_batched_tokens: int = typer.Option(2048, min=1, help="Tokens that one step runs at most."),
     max_num_seqs: int = typer.Option(64, min=1, help="Requests in the batch at most."),
@@ -131,7 +133,7 @@ def _announce(started: "Started") -> None:
     crossover = f"kernels   many-row ones from {ready.crossover_rows} rows a step: the engine's own crossover\n"
     print(
         f"serving   {model.name} in {ready.dtype}, loaded in {ready.load_seconds:.1f} s\n"
-        f"KV cache  {kv_tokens:,} tokens ({ready.num_blocks:,} blocks of {ready.block_size}); "
+        f"KV cache  {kv_tokens:,} tokens ({ready.num_blocks:,} blocks of {ready.block_size}) in {ready.kv_dtype}; "
         f"context {ready.max_model_len:,} tokens a request\n"
         f"{enough if started.pool_is_all else ''}"
         f"{crossover if ready.crossover_rows is not None else ''}"

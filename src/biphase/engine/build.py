@@ -14,7 +14,7 @@ from biphase.engine.engine import Engine
 from biphase.engine.kernels import forget_compiled_code
 from biphase.engine.messages import Ready
 from biphase.engine.options import EngineOptions
-from biphase.engine.packed_loading import load_packed
+from biphase.engine.packed_loading import check_choices, load_packed
 from biphase.engine.rows import TwoPhaseModel
 from biphase.engine.trace import Trace
 from biphase.errors import BadInput
@@ -38,6 +38,7 @@ DEFAULT_KV_BYTES = 4e9
 def build(options: EngineOptions, progress: Callable[[str], None] = lambda _: None) -> tuple[Engine, Ready]:
     """Load a model and make its engine ready: kernels compiled, KV pool reserved, limits settled."""
     started = perf_counter()
+    check_choices(options)
     set_threads(threads_of(options))
     progress(f"loading {options.model}")
     trace = Trace(Path(options.trace)) if options.trace else None

@@ -87,7 +87,7 @@ def time_kernels(options: EngineOptions, rows: Sequence[int], repeats: int, show
         model=options.model,
         dtype=options.dtype,
         activations=options.activations,
-        kv_cache="int8" if model.cache.int8 else "float16",
+        kv_cache_dtype="int8" if model.cache.int8 else "float16",
         hardware=hardware_name(on_cuda=False),
         threads=get_num_threads(),
         features=str(features()),

@@ -16,10 +16,16 @@ _COMPILED = ("auto", "int8")
 """The values of ``dtype`` that compiled programs serve; the others run through torch."""
 
 
-def load_packed(options: EngineOptions) -> tuple[ModelConfig, "PackedModel"] | None:
-    """The model in panels, or None where torch runs it: asked for by ``dtype``, or no numba, or an odd head size."""
+def check_choices(options: EngineOptions) -> None:
+    """Raise ``BadInput`` where a lossy choice is one that the dtype has not."""
     if options.dtype not in _COMPILED:
         _refuse_lossy(options, f"--dtype auto or int8, not {options.dtype}")
+
+
+def load_packed(options: EngineOptions) -> tuple[ModelConfig, "PackedModel"] | None:
+    """The model in panels, or None where torch runs it: asked for by ``dtype``, or no numba, or an odd head size."""
+    check_choices(options)
+    if options.dtype not in _COMPILED:
         return None
     if importlib.util.find_spec("numba") is None:
         _refuse_without_panels(options, "numba, which is not installed")
@@ -66,6 +72,7 @@ def _refuse_without_panels(options: EngineOptions, needed: str) -> None:
 
 def _refuse_lossy(options: EngineOptions, needed: str) -> None:
     """The choices that only the compiled programs have."""
-    for name, value in (("activations", options.activations), ("kv-cache-dtype", options.kv_cache_dtype)):
-        if value == "int8":
-            raise BadInput(f"--{name} int8 needs {needed}; leave it out")
+    chosen = {"activations": options.activations, "kv-cache-dtype": options.kv_cache_dtype}
+    lossy = [f"--{name} int8" for name, value in chosen.items() if value == "int8"]
+    if lossy:
+        raise BadInput(f"{' and '.join(lossy)} need{'s' * (len(lossy) == 1)} {needed}; leave out what is lossy")

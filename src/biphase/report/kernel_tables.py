@@ -35,7 +35,7 @@ def kernel_view(found: KernelReport) -> list[RenderableType]:
 
 def _title(found: KernelReport) -> Iterator[str]:
     yield (
-        f"{found.model}, dtype {found.dtype}, activations {found.activations}, KV cache {found.kv_cache}: "
+        f"{found.model}, dtype {found.dtype}, activations {found.activations}, KV cache {found.kv_cache_dtype}: "
         f"{found.weight_bytes / 1e6:,.0f} MB of weights in panels"
     )
     yield f"{found.hardware}; {found.threads} threads; compiled for: {found.features}"

@@ -100,7 +100,7 @@ class KernelReport:
     model: str
     dtype: str
     activations: str
-    kv_cache: str
+    kv_cache_dtype: str
     hardware: str
     threads: int
     features: str
