@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from biphase.cli.outputs import check_writable, deliver
-from biphase.cli.ranges import check_range
+from biphase.cli.ranges import ACTIVATIONS, KV_CACHE_DTYPES, check_choice, check_range
 from biphase.cli.targets import one_interrupt
 from biphase.errors import BadInput, RunFailed
 from biphase.models import DEFAULT_MODEL
@@ -19,8 +19,6 @@ ROWS = "1,2,4,8,16,32,64,128,256,512"
 MOST_ROWS = 4096
 MOST_REPEATS = 1000
 DTYPES = ("auto", "int8")
-ACTIVATIONS = ("exact", "int8")
-KV_CACHE_DTYPES = ("auto", "int8")
 
 
 def kernels(
@@ -48,12 +46,9 @@ def kernels(
     """Time the engine's kernels by row count: GB/s, GOP/s, share of the roof measured here, and which one is chosen."""
     wanted = _rows(rows)
     check_range("--repeats", repeats, 1, MOST_REPEATS)
-    if dtype not in DTYPES:
-        raise BadInput(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}; others run in torch, with its kernels")
-    if activations not in ACTIVATIONS:
-        raise BadInput(f"--activations {activations}: expected one of {', '.join(ACTIVATIONS)}")
-    if kv_cache_dtype not in KV_CACHE_DTYPES:
-        raise BadInput(f"--kv-cache-dtype {kv_cache_dtype}: expected one of {', '.join(KV_CACHE_DTYPES)}")
+    check_choice("--dtype", dtype, DTYPES, "; others run in torch, with its kernels")
+    check_choice("--activations", activations, ACTIVATIONS)
+    check_choice("--kv-cache-dtype", kv_cache_dtype, KV_CACHE_DTYPES)
     check_writable(json_file)
     missing = [name for name in ("gguf", "numba", "torch") if importlib.util.find_spec(name) is None]
     if missing:

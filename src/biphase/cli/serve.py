@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import typer
 
-from biphase.cli.ranges import LONGEST_S, check_range
+from biphase.cli.ranges import ACTIVATIONS, KV_CACHE_DTYPES, LONGEST_S, check_choice, check_range
 from biphase.errors import BadInput
 from biphase.models import DEFAULT_MODEL
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from biphase.server.serving import Started
 
 DTYPES = ("auto", "bfloat16", "float32", "int8")
-ACTIVATIONS = ("exact", "int8")
-KV_CACHE_DTYPES = ("auto", "int8")
 
 
 def serve(
@@ -56,12 +54,9 @@ def serve(
     managed: bool = typer.Option(False, "--managed", hidden=True, help="One JSON line when ready; ends with stdin."),
 ) -> None:
     """Serve a model behind the OpenAI API: completions, chat, metrics."""
-    if dtype not in DTYPES:
-        raise BadInput(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
-    if activations not in ACTIVATIONS:
-        raise BadInput(f"--activations {activations}: expected one of {', '.join(ACTIVATIONS)}")
-    if kv_cache_dtype not in KV_CACHE_DTYPES:
-        raise BadInput(f"--kv-cache-dtype {kv_cache_dtype}: expected one of {', '.join(KV_CACHE_DTYPES)}")
+    check_choice("--dtype", dtype, DTYPES)
+    check_choice("--activations", activations, ACTIVATIONS)
+    check_choice("--kv-cache-dtype", kv_cache_dtype, KV_CACHE_DTYPES)
     check_range("--kv-cache-gb", kv_cache_gb, 0.001, 1_000_000)
     check_range("--itl-budget-ms", itl_budget_ms, 0.001, 1000 * LONGEST_S)
     check_range("--drain-timeout", drain_timeout, 0, LONGEST_S, "seconds")

@@ -24,7 +24,6 @@ def check_choices(options: EngineOptions) -> None:
 
 def load_packed(options: EngineOptions) -> tuple[ModelConfig, "PackedModel"] | None:
     """The model in panels, or None where torch runs it: asked for by ``dtype``, or no numba, or an odd head size."""
-    check_choices(options)
     if options.dtype not in _COMPILED:
         return None
     if importlib.util.find_spec("numba") is None:
