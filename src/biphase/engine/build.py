@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from biphase.engine.config import ModelConfig
 from biphase.engine.engine import Engine
@@ -68,12 +68,13 @@ def _model(options: EngineOptions) -> tuple[TwoPhaseModel, SchedulerConfig, tupl
 def _compiled_model(
     options: EngineOptions, shape: ModelConfig, packed: "PackedModel"
 ) -> tuple[TwoPhaseModel, SchedulerConfig, tuple[str, str]]:
-    from biphase.engine.compiled import CompiledModel, PagedCache, kv_block_bytes
+    from biphase.engine.compiled import CompiledModel, PagedCache
+    from biphase.engine.kernels.cells import block_bytes
     from biphase.engine.registries import load_registries
 
     load_registries()
     int8_kv = options.kv_cache_dtype == "int8"
-    config = _limits(options, shape, kv_block_bytes(shape, int8_kv))
+    config = _limits(options, shape, block_bytes(shape.num_layers, shape.num_kv_heads, shape.head_dim, int8_kv))
     words = 1 if options.activations == "int8" else 2
     model = CompiledModel(shape, packed, PagedCache(shape, config.num_blocks, int8_kv), words)
     return model, config, ("native" if options.dtype == "auto" else "int8", "int8" if int8_kv else "float16")
@@ -123,13 +124,19 @@ def settle(model: TwoPhaseModel) -> None:
 
 
 def kernels_are_compiled() -> bool:
-    """Whether numba's cache holds both programs of this version of the kernels."""
-    import numba
+    """Whether numba's cache holds both programs, compiled from these very files for this processor.
 
-    from biphase.engine import kernels
+    The same version installed in another folder has its own: numba keeps code by the path of its source.
+    """
+    from biphase.engine.kernels.few_rows_step import few_rows_step
+    from biphase.engine.kernels.many_rows_step import many_rows_step
 
-    folder = Path(numba.config.CACHE_DIR)
-    return bool(kernels) and all(any(folder.rglob(f"{name}.{name}-*.nbi")) for name in kernels.PROGRAMS)
+    return all(_is_kept(program) for program in (few_rows_step, many_rows_step))
+
+
+def _is_kept(program: Any) -> bool:
+    name = f"{program.__module__.rpartition('.')[2]}.{program.__name__}"
+    return any(Path(program.stats.cache_path).glob(f"{name}-*.nbi"))
 
 
 def compile_kernels() -> None:

@@ -43,11 +43,6 @@ class PagedCache:
         self.k, self.v = np.zeros(shape, dtype=np.uint8), np.zeros(shape, dtype=np.uint8)
 
 
-def kv_block_bytes(config: ModelConfig, int8: bool) -> int:
-    """Keys and values of 16 tokens in all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * int(cell_bytes(config.head_dim, int8))
-
-
 class CompiledModel:
     """Packed weights and a paged cache; ``words`` is 2 for exact activations and 1 for int8 ones."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from biphase.engine.kernels import row_blocks
-from biphase.engine.kernels.cells import BLOCK, cell_bytes
+from biphase.engine.kernels.cells import BLOCK, block_bytes
 from biphase.engine.kernels.features import features
 from biphase.engine.kernels.image import ADDRESS, FIRST, INNER, KIND, PANELS, VALID, PackedModel, Shape
 from biphase.engine.kernels.many_rows_step import ROW_BLOCK
@@ -93,5 +93,4 @@ def _attention_operations(shape: Shape, pairs: int) -> int:
 
 
 def _cache_bytes(shape: Shape, tokens: int) -> int:
-    token = int(cell_bytes(shape.dim, shape.int8_kv)) // BLOCK
-    return 2 * shape.layers * shape.kv_heads * token * tokens
+    return block_bytes(shape.layers, shape.kv_heads, shape.dim, shape.int8_kv) // BLOCK * tokens

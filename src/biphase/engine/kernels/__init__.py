@@ -1,15 +1,14 @@
 """The operators of both phases, chosen by shape.
 
-Compiled code is kept in a folder named after the sources of all kernels: numba looks only at the file of a function to
-see whether its code is stale, not at what that file imports.
+Compiled code is kept in a folder named after the sources of all kernels and the processor that they are compiled for:
+numba looks only at the file of a function to see whether its code is stale, not at what that file imports, and keeps
+code for several processors in one file, so that nobody could see whether this one's is there.
 """
 
 import hashlib
 import importlib.util
 import os
 from pathlib import Path
-
-PROGRAMS = ("few_rows_step", "many_rows_step")
 
 
 def user_cache() -> Path:
@@ -44,7 +43,17 @@ def _keep_compiled_code() -> None:
 
     if not numba.config.CACHE_DIR:  # NUMBA_CACHE_DIR is the user's own choice
         form = "portable" if os.environ.get("BIPHASE_PORTABLE_KERNELS") == "1" else "native"
-        numba.config.CACHE_DIR = str(user_cache() / "kernels" / f"{sources_digest()}-{form}")
+        numba.config.CACHE_DIR = str(user_cache() / "kernels" / f"{sources_digest()}-{_processor()}-{form}")
+
+
+def _processor() -> str:
+    """A name for what numba compiles for: this processor, or the one that the user has set."""
+    from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
+    from numba import config
+
+    name = config.CPU_NAME or get_host_cpu_name()
+    features = get_host_cpu_features().flatten() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    return f"{name}-{hashlib.blake2b(features.encode(), digest_size=4).hexdigest()}"
 
 
 _keep_compiled_code()

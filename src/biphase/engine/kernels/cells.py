@@ -42,6 +42,11 @@ def cell_bytes(dim: Any, int8: Any) -> Any:
     return 16 * dim + 64 if int8 else 32 * dim
 
 
+def block_bytes(layers: int, kv_heads: int, dim: int, int8: bool | int) -> int:
+    """Bytes of the keys and values of 16 tokens in all layers."""
+    return 2 * layers * kv_heads * int(cell_bytes(dim, int8))
+
+
 @njit(nogil=True, cache=True)
 def number_bytes(scaled: Any) -> Any:
     """Bytes of a number."""

@@ -8,7 +8,8 @@ With AMX every number is two bfloat16 words, its upper 8 significant bits and th
 exact so; queries, probabilities and the numbers of an int8 cache keep 16 bits. The product of two lower words is
 dropped. The words come in pairs (i, i + 16) of the inner dimension, which is how two vectors interleave at the price of
 a shift; the order within a sum of products is free as long as both sides agree. Vectors take the numbers in float32, in
-the same places: their bfloat16 products are twice as fast as those, and three would be needed for one.
+the same places: bfloat16 products are at most twice as fast there (Zen 4; half as fast on Sapphire Rapids), and three
+would be needed for one.
 
 A row's sums are taken in an order that depends on nothing but its position, wherever the chunk was cut.
 """
