@@ -4,7 +4,8 @@
                            [--rows ID,...] [--repeats 5] [--json FILE] [--into docs/performance.md]
 
 Without ``--set`` the model is SmolLM2-135M; bench/random_models.py writes folders of other shapes. Each ``--engine`` is
-one side with those engine options (``--engine exact --engine int8:activations=int8``); each peer has one side a format.
+one side with those engine options (``--engine exact --engine int8:activations=int8``); each peer has one side a format
+(``--against llama.cpp:bf16`` is one alone, for rows of minutes where others have shown that it leads).
 A side answers one question at a time, so only one of them computes at any moment, and the sides take turns within each
 repeat: a ratio is the median of the ratios of the pairs, which a drift of the machine's speed leaves alone. The first
 round warms up and does not count. Rows on serving (http, start, stall) measure this engine alone.
@@ -95,7 +96,7 @@ def run(asked: argparse.Namespace) -> None:
     for row, found in serve(asked, engines, models, rows, console):
         result["serving"][row] = found
         save(asked.json, result)
-    text = markdown(result)
+    text = markdown([result])
     Console(width=140).print(Markdown(text))
     if asked.into:
         insert(asked.into, models.name, text)

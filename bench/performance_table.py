@@ -2,7 +2,8 @@
 
     python bench/performance_table.py FILE.json ... [--into docs/performance.md]
 
-Cells are medians over the repeats; ratios are medians of the ratios of the pairs, with their quartiles.
+Cells are medians over the repeats; ratios are medians of the ratios of the pairs, with their quartiles. Runs of other
+rows of the same model (the long ones take an hour of their own) make one table, with the conditions of each.
 """
 
 import argparse
@@ -26,21 +27,32 @@ LABELS = {
 }
 
 
-def markdown(result: Result) -> str:
-    """Machine, sides, the comparison, every side's rates, the rows on serving."""
-    parts = [about(result), comparison(result), rates(result), serving(result["serving"])]
-    parts += [f"Left out: {line}." for line in result["missing"]]
+def markdown(results: Sequence[Result]) -> str:
+    """Machine, sides, the comparison, every side's rates, the rows on serving, of the runs of one model."""
+    alone = len(results) == 1
+    parts = [about(result, "" if alone else _labels(result)) for result in results]
+    rows = sorted((row for result in results for row in result["rows"]), key=lambda row: [*LABELS].index(row["id"]))
+    engines = results[0]["engines"]
+    names = list(dict.fromkeys(name for result in results for name in result["sides"]))
+    parts += [comparison(rows, engines), rates(rows, engines, names)]
+    parts += [serving(result["serving"]) for result in results]
+    parts += [f"Left out: {line}." for line in dict.fromkeys(line for result in results for line in result["missing"])]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def about(result: Result) -> str:
-    """The conditions, in sentences."""
+def _labels(result: Result) -> str:
+    return "; ".join(LABELS[row["id"]] for row in result["rows"])
+
+
+def about(result: Result, rows: str) -> str:
+    """The conditions, in sentences; ``rows`` are those that a run of several has measured."""
     machine = result["machine"]
     peaks = ", ".join(f"{dtype} {rate / 1e9:,.0f} GOP/s" for dtype, rate in sorted(machine["peak_ops"].items()))
     busy = machine["foreign_cores"]
     others = "" if busy is None else f"; other processes kept {busy:.1f} cores busy while that was measured"
     lines = [
-        f"{result['model']}, {result['repeats']} repeats, each side in turn. {machine['hardware']}.",
+        f"{result['model']}{f' ({rows})' if rows else ''}, {_times(result['repeats'])}, each side in turn. "
+        f"{machine['hardware']}.",
         f"Read bandwidth {machine['bandwidth'] / 1e9:.1f} GB/s beyond the caches, "
         f"{machine['model_bandwidth'] / 1e9:.1f} GB/s over as many bytes as the weights; "
         f"matrix products {peaks}{others}.",
@@ -49,9 +61,12 @@ def about(result: Result) -> str:
     return "\n".join(lines)
 
 
-def comparison(result: Result) -> str:
+def _times(repeats: int) -> str:
+    return f"{repeats} repeat{'s' if repeats > 1 else ''}"
+
+
+def comparison(rows: Sequence[Result], engines: Sequence[str]) -> str:
     """A line a row: this engine, the best peer, the ratio, what the row moves and computes, the roof."""
-    engines, rows = result["engines"], result["rows"]
     if not rows:
         return ""
     head = ["tokens/s", *engines, "best peer", *(f"{name} / best peer" for name in engines)]
@@ -75,14 +90,14 @@ def _roof(roof: Result) -> list[str]:
     return [number(roof["bytes"] / 1e9), number(roof["flops"] / 1e9), *limits]
 
 
-def rates(result: Result) -> str:
-    """Every side's median rate."""
-    names = list(result["sides"])
+def rates(rows: Sequence[Result], engines: Sequence[str], names: Sequence[str]) -> str:
+    """Every side's median rate; nothing where a row was measured without it."""
     body = [
-        [LABELS[row["id"]], *(number(statistics.median(row["tokens_per_second"][name])) for name in names)]
-        for row in result["rows"]
+        [LABELS[row["id"]], *(number(statistics.median(found[name])) if name in found else "" for name in names)]
+        for row in rows
+        for found in (row["tokens_per_second"],)
     ]
-    return table(["tokens/s", *names], body) if body and len(names) > len(result["engines"]) else ""
+    return table(["tokens/s", *names], body) if body and len(names) > len(engines) else ""
 
 
 def serving(found: Result) -> str:
@@ -157,12 +172,13 @@ def main() -> None:
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--into", type=Path, help="a document with the marks of the models; else print")
     asked = parser.parse_args()
-    for path in asked.results:
-        result = json.loads(path.read_text())
+    results = [json.loads(path.read_text()) for path in asked.results]
+    for model in dict.fromkeys(result["model"] for result in results):
+        text = markdown([result for result in results if result["model"] == model])
         if asked.into:
-            insert(asked.into, result["model"], markdown(result))
+            insert(asked.into, model, text)
         else:
-            print(markdown(result))
+            print(text)
 
 
 if __name__ == "__main__":

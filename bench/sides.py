@@ -162,9 +162,10 @@ def engine_options(text: str) -> tuple[str, dict[str, str]]:
 
 
 def peer_sides(peer: str, places: Places, models: ModelSet, threads: int) -> list[Side]:
-    """The sides of one peer, one a format; BadInput says what is missing and how to get it."""
-    if peer == "llama.cpp":
-        return _llama_sides(places.llama, models, threads)
+    """The sides of one peer, one a format (``llama.cpp:bf16`` is that one alone); BadInput says what is missing."""
+    name, _, form = peer.partition(":")
+    if name == "llama.cpp":
+        return _llama_sides(places.llama, models, threads, form)
     interpreters = {"transformers": places.transformers, "vllm": places.vllm}
     if peer not in interpreters:
         raise BadInput(f"--against {peer}: known are {', '.join(HOW)}")
@@ -175,10 +176,12 @@ def peer_sides(peer: str, places: Places, models: ModelSet, threads: int) -> lis
     return [Worker(peer, [str(interpreters[peer]), str(script), str(models.folder)])]
 
 
-def _llama_sides(programs: Path, models: ModelSet, threads: int) -> list[Side]:
+def _llama_sides(programs: Path, models: ModelSet, threads: int, only: str) -> list[Side]:
+    if only and only not in models.llama:
+        raise BadInput(f"--against llama.cpp:{only}: its formats are {', '.join(models.llama)}")
     for program in ("llama-bench", "llama-batched-bench"):
         _need("llama.cpp", programs / program)
-    found = {form: path for form, path in models.llama.items() if path.is_file()}
+    found = {form: path for form, path in models.llama.items() if path.is_file() and only in ("", form)}
     return [LlamaBench(f"llama.cpp {form}", programs, path, threads) for form, path in found.items()]
 
 

@@ -14,7 +14,7 @@ from engine_worker import options
 from machine import Machine, roof
 from performance_table import best_peer, markdown, number, ratio_text, ratios
 from serving import decode_rate, flags
-from sides import Places, Side, engine_options, peer_sides, smollm2
+from sides import ModelSet, Places, Side, engine_options, peer_sides, smollm2
 
 
 def test_engine_options_of_a_side() -> None:
@@ -212,7 +212,7 @@ RESULT = {
 
 
 def test_markdown_shows_every_part() -> None:
-    text = markdown(RESULT)
+    text = markdown([RESULT])
     assert "| decode, 1 sequence | 300 | peer 100 | 3.00 | 0.096 | 0.3 |  | 417 |" in text
     assert "| decode, 1 sequence | 300 | 100 |" in text
     assert "| exact | 1,000 | 950 | 0.95 |" in text
@@ -220,3 +220,31 @@ def test_markdown_shows_every_part() -> None:
     assert "| ITL budget 40 ms | 5.0 | 40 | 55 | 4,321 | 1.26 |" in text
     assert "40.0 GB/s over as many bytes as the weights; matrix products int8 800 GOP/s." in text
     assert "Left out: vllm is not here." in text
+
+
+def test_runs_of_one_model_make_one_table_in_its_order() -> None:
+    """The second run measured a row above the first's, against one peer that the first had not."""
+    row = RESULT["rows"][0]
+    peers = {"exact": [10.0], "other": [5.0]}
+    second = RESULT | {"rows": [row | {"id": "prefill-512", "tokens_per_second": peers}], "serving": {}}
+    second |= {"sides": {"exact": "biphase", "other": "Other 2"}, "repeats": 2}
+    text = markdown([second, RESULT])
+    assert "M (prefill 512), 2 repeats, each side in turn." in text
+    assert "M (decode, 1 sequence), 1 repeat, each side in turn." in text
+    assert "| decode, 1 sequence | 300 | peer 100 | 3.00 " in text
+    assert "| tokens/s | exact | other | peer |" in text
+    assert text.index("| decode, 1 sequence | 300 |  | 100 |") < text.index("| prefill 512 | 10 | 5 |  |")
+    assert text.count("Left out: vllm is not here.") == 1
+
+
+def test_one_format_of_llama_cpp_alone(tmp_path: Path) -> None:
+    for program in ("llama-bench", "llama-batched-bench"):
+        (tmp_path / program).touch()
+    for form in ("q8", "bf16"):
+        (tmp_path / form).touch()
+    models = ModelSet("m", tmp_path, tmp_path, {"Q8_0": tmp_path / "q8", "bf16": tmp_path / "bf16"})
+    places = Places(tmp_path, tmp_path, tmp_path)
+    assert [side.name for side in peer_sides("llama.cpp:bf16", places, models, 2)] == ["llama.cpp bf16"]
+    assert [side.name for side in peer_sides("llama.cpp", places, models, 2)] == ["llama.cpp Q8_0", "llama.cpp bf16"]
+    with pytest.raises(BadInput, match="its formats are Q8_0, bf16"):
+        peer_sides("llama.cpp:Q4_K", places, models, 2)

@@ -50,10 +50,9 @@ def _q4_k(raw: Raw) -> Blocks:
     low, high, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scales = np.concatenate([low & 63, (rest & 15) | (low >> 6) << 4], axis=-1)
     minima = np.concatenate([high & 63, (rest >> 4) | (high >> 6) << 4], axis=-1)
-    d = _half(blocks, 0).astype(np.float32)[..., None] * scales
-    m = _half(blocks, 2).astype(np.float32)[..., None] * minima
     q = _nibbles(blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32))
-    return Blocks(Kind.Q4_K, q.reshape(len(raw), -1), d.reshape(len(raw), -1), -m.reshape(len(raw), -1))
+    n, d, m = len(raw), _half(blocks, 0), -_half(blocks, 2)
+    return Blocks(Kind.Q4_K, q.reshape(n, -1), d, m, scales.reshape(n, -1), minima.reshape(n, -1))
 
 
 def _q6_k(raw: Raw) -> Blocks:
@@ -63,8 +62,7 @@ def _q6_k(raw: Raw) -> Blocks:
     high = np.concatenate([bits >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1)
     q = (low | high << 4).astype(np.int8) - np.int8(32)
     scales = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
-    d = _half(blocks, 208).astype(np.float32)[..., None] * scales
-    return Blocks(Kind.Q6_K, q.reshape(len(raw), -1), d.reshape(len(raw), -1))
+    return Blocks(Kind.Q6_K, q.reshape(len(raw), -1), _half(blocks, 208), scales=scales.reshape(len(raw), -1))
 
 
 _READERS: dict[str, Callable[[Raw], Blocks]] = {

@@ -21,7 +21,27 @@ from biphase.engine.kernels.activations import (
     floats_of,
     groups_of,
 )
-from biphase.engine.kernels.unpack import BF16, F16, INT8, Q4, Q4_K, Q6_K, Q8, panel_bytes
+from biphase.engine.kernels.unpack import (
+    AHEAD,
+    BF16,
+    F16,
+    INT8,
+    Q4,
+    Q4_K,
+    Q4_K_BLOCK,
+    Q4_K_D,
+    Q4_K_M,
+    Q4_K_MINIMA,
+    Q4_K_SCALES,
+    Q6_K,
+    Q6_K_BLOCK,
+    Q6_K_D,
+    Q6_K_GROUP,
+    Q6_K_SCALES,
+    Q8,
+    load_six_bits,
+    panel_bytes,
+)
 from biphase.engine.kernels.vectors import (
     dot_int8,
     fill_f32,
@@ -34,6 +54,7 @@ from biphase.engine.kernels.vectors import (
     load_f32,
     load_fill_f32,
     load_fill_i32,
+    load_i8,
     load_i32,
     low_bf16,
     prefetch,
@@ -49,12 +70,14 @@ def multiply_panel(kind: Any, panel: Any, inner: Any, records: Any, rows: Any, w
     """``out`` [rows][16] float32 = rows of activations times the 16 rows of a panel."""
     for row in range(rows):
         store_f32(out + 64 * row, fill_f32(np.float32(0)))
-    if kind in (Q4, Q4_K):
-        _nibbles(kind == Q4_K, panel, inner, records, rows, words, out)
+    if kind == Q4:
+        _nibbles(panel, inner, records, rows, words, out)
+    elif kind == Q4_K:
+        _nibbles_of_blocks(panel, inner, records, rows, words, out)
     elif kind in (Q8, INT8):
         _bytes(kind == INT8, panel, inner, records, rows, words, out)
     elif kind == Q6_K:
-        _half_groups(panel, inner, records, rows, words, out)
+        _six_bits(panel, inner, records, rows, words, out)
     else:
         _floats(kind, panel, inner, records, rows, out)
 
@@ -69,29 +92,43 @@ def _dots(a: Any, b: Any, c: Any, d: Any, x: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _nibbles(wide: Any, panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: Any) -> None:
-    mask, size = fill_i32(0x0F0F0F0F), 384 if wide else 320
+def _nibbles(panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: Any) -> None:
     for group in range(inner // 32):
-        at = panel + group * size
-        for line in range(0, size, 64):
-            prefetch(at + 4096 + line)
-        p, q, r, s = load_i32(at), load_i32(at + 64), load_i32(at + 128), load_i32(at + 192)
-        a, b, c, d = p & mask, q & mask, r & mask, s & mask
-        e, f, g, h = (
-            shift_right(p, 4) & mask,
-            shift_right(q, 4) & mask,
-            shift_right(r, 4) & mask,
-            shift_right(s, 4) & mask,
-        )
-        scale, offset = (load_f32(at + 256), load_f32(at + 320)) if wide else (load_f16(at + 256), load_f16(at + 288))
-        for row in range(rows):
-            x = in_register(records + (group * rows + row) * CELL)
-            total = _dots(a, b, c, d, x + UPPER) + _dots(e, f, g, h, x + UPPER + 16)
-            if words == 2:
-                total = shift_left(total, 8) + _dots(a, b, c, d, x + LOWER) + _dots(e, f, g, h, x + LOWER + 16)
-            scaled = to_float(total) * load_fill_f32(x)
-            sums = fma(offset, load_fill_f32(x + SUM), load_f32(out + 64 * row))
-            store_f32(out + 64 * row, fma(scaled, scale, sums))
+        at = panel + group * 320
+        for line in range(0, 320, 64):
+            prefetch(at + AHEAD + line)
+        scale, offset = load_f16(at + 256), load_f16(at + 288)
+        _add_nibbles(at, scale, offset, records + group * rows * CELL, rows, words, out)
+
+
+@njit(nogil=True, cache=True)
+def _nibbles_of_blocks(panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: Any) -> None:
+    for block in range(inner // 256):
+        at = panel + block * Q4_K_BLOCK
+        d, m = load_f16(at + Q4_K_D), load_f16(at + Q4_K_M)
+        for group in range(8):
+            for line in range(5 * group, 5 * group + 5):  # of 37
+                prefetch(at + AHEAD + 64 * line)
+            scale = d * to_float(load_i8(at + Q4_K_SCALES + 16 * group))
+            offset = m * to_float(load_i8(at + Q4_K_MINIMA + 16 * group))
+            cells = records + (8 * block + group) * rows * CELL
+            _add_nibbles(at + 256 * group, scale, offset, cells, rows, words, out)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _add_nibbles(at: Any, scale: Any, offset: Any, cells: Any, rows: Any, words: Any, out: Any) -> None:
+    mask = fill_i32(0x0F0F0F0F)
+    p, q, r, s = load_i32(at), load_i32(at + 64), load_i32(at + 128), load_i32(at + 192)
+    a, b, c, d = p & mask, q & mask, r & mask, s & mask
+    e, f, g, h = shift_right(p, 4) & mask, shift_right(q, 4) & mask, shift_right(r, 4) & mask, shift_right(s, 4) & mask
+    for row in range(rows):
+        x = in_register(cells + row * CELL)
+        total = _dots(a, b, c, d, x + UPPER) + _dots(e, f, g, h, x + UPPER + 16)
+        if words == 2:
+            total = shift_left(total, 8) + _dots(a, b, c, d, x + LOWER) + _dots(e, f, g, h, x + LOWER + 16)
+        scaled = to_float(total) * load_fill_f32(x)
+        sums = fma(offset, load_fill_f32(x + SUM), load_f32(out + 64 * row))
+        store_f32(out + 64 * row, fma(scaled, scale, sums))
 
 
 @njit(nogil=True, cache=True)
@@ -101,7 +138,7 @@ def _bytes(by_row: Any, panel: Any, inner: Any, records: Any, rows: Any, words: 
     for group in range(groups_of(inner)):
         at = panel + group * size
         for line in range(0, size, 64):
-            prefetch(at + 4096 + line)
+            prefetch(at + AHEAD + line)
         a, b, c, d = load_i32(at), load_i32(at + 64), load_i32(at + 128), load_i32(at + 192)
         e, f, g, h = load_i32(at + 256), load_i32(at + 320), load_i32(at + 384), load_i32(at + 448)
         scale = fill_f32(np.float32(1)) if by_row else load_f16(at + 512)
@@ -120,23 +157,28 @@ def _bytes(by_row: Any, panel: Any, inner: Any, records: Any, rows: Any, words: 
 
 
 @njit(nogil=True, cache=True)
-def _half_groups(panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: Any) -> None:
-    """Bytes with a scale for every 16 inner elements, half a group of the activations."""
-    for half in range(inner // 16):
-        at = panel + half * 320
-        for line in range(0, 320, 64):
-            prefetch(at + 4096 + line)
-        a, b, c, d = load_i32(at), load_i32(at + 64), load_i32(at + 128), load_i32(at + 192)
-        scale = load_f32(at + 256)
-        for row in range(rows):
-            cell = records + ((half >> 1) * rows + row) * CELL
-            x = in_register(cell + 16 * (half & 1))
-            total = _dots(a, b, c, d, x + UPPER)
-            if words == 2:
-                total = shift_left(total, 8) + _dots(a, b, c, d, x + LOWER)
-            total = total - fill_i32(get_i32(cell + FIRST_HALF + 4 * (half & 1)))
-            scaled = to_float(total) * load_fill_f32(cell)
-            store_f32(out + 64 * row, fma(scaled, scale, load_f32(out + 64 * row)))
+def _six_bits(panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: Any) -> None:
+    """q + 32 is the unsigned operand, and each half of a group of the activations has a scale of its own."""
+    for block in range(inner // 256):
+        base = panel + block * Q6_K_BLOCK
+        d = load_f32(base + Q6_K_D)
+        for group in range(8):
+            for line in range(7 * group, 7 * group + 7):  # of 53
+                prefetch(base + AHEAD + 64 * line)
+            scales = base + Q6_K_SCALES + 32 * group
+            first, second = d * to_float(load_i8(scales)), d * to_float(load_i8(scales + 16))
+            e0, e1, e2, e3, o0, o1, o2, o3 = load_six_bits(base + Q6_K_GROUP * group)
+            for row in range(rows):
+                x = in_register(records + ((8 * block + group) * rows + row) * CELL)
+                even, odd = _dots(e0, e1, e2, e3, x + UPPER), _dots(o0, o1, o2, o3, x + UPPER + 16)
+                if words == 2:
+                    even = shift_left(even, 8) + _dots(e0, e1, e2, e3, x + LOWER)
+                    odd = shift_left(odd, 8) + _dots(o0, o1, o2, o3, x + LOWER + 16)
+                even = even - fill_i32(get_i32(x + FIRST_HALF) >> 2)  # of 128 times the sum
+                odd = odd - fill_i32(get_i32(x + SECOND_HALF) >> 2)
+                step = load_fill_f32(x)
+                sums = fma(to_float(even) * step, first, load_f32(out + 64 * row))
+                store_f32(out + 64 * row, fma(to_float(odd) * step, second, sums))
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -155,7 +197,7 @@ def _floats(kind: Any, panel: Any, inner: Any, records: Any, rows: Any, out: Any
     bytes_of_pair = panel_bytes(kind, 2)
     for octet in range(inner // 8):
         for line in range(0, 4 * bytes_of_pair, 64):
-            prefetch(panel + 4 * octet * bytes_of_pair + 4096 + line)
+            prefetch(panel + 4 * octet * bytes_of_pair + AHEAD + line)
         a, b = _pair(kind, panel, 4 * octet)
         c, d = _pair(kind, panel, 4 * octet + 1)
         e, f = _pair(kind, panel, 4 * octet + 2)

@@ -27,6 +27,7 @@ from biphase.engine.kernels.vectors import (
     high_bf16,
     load_f16,
     load_f32,
+    load_i8,
     load_i32,
     low_bf16,
     multiply_halves,
@@ -38,14 +39,20 @@ from biphase.engine.kernels.vectors import (
     shift_right_signed,
     store_f32,
     store_i32,
+    to_float,
     to_int,
 )
 
 Q4, Q4_K, Q8, Q6_K, INT8, BF16, F16, F32 = (int(kind) for kind in Kind)
 WORDS = 2048
 """Bytes of unpacked weights for 64 inner elements."""
-_AHEAD = 4096
-"""Bytes from what is unpacked to what is asked from memory."""
+AHEAD = 4096
+"""Bytes from the weights in use to what is asked from memory."""
+
+Q4_K_SCALES, Q4_K_MINIMA, Q4_K_D, Q4_K_M, Q4_K_BLOCK = 2048, 2176, 2304, 2336, 2368
+"""Where things lie in a block of Q4_K, after its nibbles; its size."""
+Q6_K_GROUP, Q6_K_SCALES, Q6_K_D, Q6_K_BLOCK = 384, 3072, 3328, 3392
+"""Likewise of Q6_K, after eight groups of 32 elements; first the size of one."""
 
 
 @njit(nogil=True, cache=True)
@@ -54,11 +61,11 @@ def panel_bytes(kind: Any, inner: Any) -> Any:
     if kind == Q4:
         return inner // 32 * 320
     if kind == Q4_K:
-        return inner // 32 * 384
+        return inner // 256 * Q4_K_BLOCK
     if kind == Q8:
         return inner // 32 * 544
     if kind == Q6_K:
-        return inner // 16 * 320
+        return inner // 256 * Q6_K_BLOCK
     if kind == INT8:
         return (inner + 31) // 32 * 512 + 64
     if kind == BF16:
@@ -75,14 +82,16 @@ def unpack_panel(kind: Any, panel: Any, inner: Any, out: Any) -> None:
         if get_f32(panel + panel_bytes(kind, inner) + 4 * lane) == 0:
             units = _without(units, lane)
     end = (inner + 63) // 64 * 16
-    if kind in (Q4, Q4_K):
-        done = _unpack_nibbles(kind == Q4_K, panel, inner // 32, units, out)
+    if kind == Q4:
+        done = _unpack_q4(panel, inner // 32, units, out)
+    elif kind == Q4_K:
+        done = _unpack_q4_k(panel, inner // 256, units, out)
     elif kind == Q8:
-        done = _unpack_bytes(panel, inner // 32, 8, 544, 8, units, out)
+        done = _unpack_bytes(panel, inner // 32, 8, 544, units, out)
     elif kind == Q6_K:
-        done = _unpack_bytes(panel, inner // 16, 4, 320, 6, units, out)
+        done = _unpack_q6_k(panel, inner // 256, units, out)
     elif kind == INT8:
-        done = _unpack_bytes(panel, 1, (inner + 31) // 32 * 8, 0, 8, units, out)
+        done = _unpack_bytes(panel, 1, (inner + 31) // 32 * 8, 0, units, out)
     else:
         done = _unpack_floats(kind, panel, inner, units, out)
     for row in range(done, end):
@@ -124,52 +133,114 @@ def _in_halves(values: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _unpack_nibbles(wide: Any, panel: Any, groups: Any, units: Any, out: Any) -> Any:
-    """q << 12 times 16 d, of which ``multiply_high`` keeps q d, cut; hence half a unit with m.
-
-    The product is unsigned: where d is negative, w = (15 - q) (-d) + (m + 15 d).
-    """
-    size, mask = 384 if wide else 320, fill_i32(-0x0FFF1000)
+def _unpack_q4(panel: Any, groups: Any, units: Any, out: Any) -> Any:
     for group in range(groups):
-        at = panel + group * size
-        for line in range(0, size, 64):
-            prefetch(at + _AHEAD + line)
-        d, m = (load_f32(at + 256), load_f32(at + 320)) if wide else (load_f16(at + 256), load_f16(at + 288))
-        flip = shift_right_signed(float_as_bits(d), 31)
-        below = bits_as_float(float_as_bits(d) & flip)
-        scale = _in_halves(absolute(d) * units * fill_f32(16))
-        offset = _in_halves(fma(fma(below, fill_f32(15), m), units, fill_f32(128.5)))
-        for quad in range(4):
-            x, place = load_i32(at + 64 * quad) ^ flip, _place(out, group * 8 + quad)
-            even = add_halves(multiply_high(shift_left(x, 12) & mask, scale), offset)
-            odd = add_halves(multiply_high(shift_left(x, 4) & mask, scale), offset)
-            _store_words(place, even, odd)
-            even = add_halves(multiply_high(shift_left(x, 8) & mask, scale), offset)
-            odd = add_halves(multiply_high(x & mask, scale), offset)
-            _store_words(place + 256, even, odd)
+        at = panel + group * 320
+        for line in range(0, 320, 64):
+            prefetch(at + AHEAD + line)
+        _unpack_nibbles(at, load_f16(at + 256), load_f16(at + 288), units, group, out)
     return groups * 8
 
 
 @njit(nogil=True, cache=True)
-def _unpack_bytes(panel: Any, groups: Any, quads: Any, stride: Any, bits: Any, units: Any, out: Any) -> Any:
-    """Groups of ``quads`` vectors of integers of ``bits`` bits, then their scales (float16 in groups of 544 bytes).
+def _unpack_q4_k(panel: Any, blocks: Any, units: Any, out: Any) -> Any:
+    for block in range(blocks):
+        at = panel + block * Q4_K_BLOCK
+        for group in range(8):
+            for line in range(5 * group, 5 * group + 5):  # of 37
+                prefetch(at + AHEAD + 64 * line)
+            d = load_f16(at + Q4_K_D) * to_float(load_i8(at + Q4_K_SCALES + 16 * group))
+            m = load_f16(at + Q4_K_M) * to_float(load_i8(at + Q4_K_MINIMA + 16 * group))
+            _unpack_nibbles(at + 256 * group, d, m, units, 8 * block + group, out)
+    return blocks * 64
+
+
+@njit(nogil=True, cache=True)
+def _unpack_nibbles(at: Any, d: Any, m: Any, units: Any, group: Any, out: Any) -> None:
+    """q << 12 times 16 d, of which ``multiply_high`` keeps q d, cut; hence half a unit with m.
+
+    The product is unsigned: where d is negative, w = (15 - q) (-d) + (m + 15 d).
+    """
+    mask = fill_i32(-0x0FFF1000)
+    flip = shift_right_signed(float_as_bits(d), 31)
+    below = bits_as_float(float_as_bits(d) & flip)
+    scale = _in_halves(absolute(d) * units * fill_f32(16))
+    offset = _in_halves(fma(fma(below, fill_f32(15), m), units, fill_f32(128.5)))
+    for quad in range(4):
+        x, place = load_i32(at + 64 * quad) ^ flip, _place(out, group * 8 + quad)
+        even = add_halves(multiply_high(shift_left(x, 12) & mask, scale), offset)
+        odd = add_halves(multiply_high(shift_left(x, 4) & mask, scale), offset)
+        _store_words(place, even, odd)
+        even = add_halves(multiply_high(shift_left(x, 8) & mask, scale), offset)
+        odd = add_halves(multiply_high(x & mask, scale), offset)
+        _store_words(place + 256, even, odd)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def load_six_bits(at: Any) -> Any:
+    """q + 32 of a group of 32 of Q6_K: eight vectors of bytes."""
+    nibble, pair = fill_i32(0x0F0F0F0F), fill_i32(0x30303030)
+    p, q, r, s = load_i32(at), load_i32(at + 64), load_i32(at + 128), load_i32(at + 192)
+    x, y = load_i32(at + 256), load_i32(at + 320)
+    return (
+        (p & nibble) | (shift_left(x, 4) & pair),
+        (q & nibble) | (shift_left(x, 2) & pair),
+        (r & nibble) | (x & pair),
+        (s & nibble) | (shift_right(x, 2) & pair),
+        (shift_right(p, 4) & nibble) | (shift_left(y, 4) & pair),
+        (shift_right(q, 4) & nibble) | (shift_left(y, 2) & pair),
+        (shift_right(r, 4) & nibble) | (y & pair),
+        (shift_right(s, 4) & nibble) | (shift_right(y, 2) & pair),
+    )
+
+
+@njit(nogil=True, cache=True)
+def _unpack_q6_k(panel: Any, blocks: Any, units: Any, out: Any) -> Any:
+    for block in range(blocks):
+        at = panel + block * Q6_K_BLOCK
+        d = load_f32(at + Q6_K_D) * units
+        for group in range(8):
+            for line in range(7 * group, 7 * group + 7):  # of 53
+                prefetch(at + AHEAD + 64 * line)
+            scales, row = at + Q6_K_SCALES + 32 * group, 64 * block + 8 * group
+            first, second = d * to_float(load_i8(scales)), d * to_float(load_i8(scales + 16))
+            e0, e1, e2, e3, o0, o1, o2, o3 = load_six_bits(at + Q6_K_GROUP * group)
+            _store_integers(e0, 0x20, 6, first, _place(out, row))
+            _store_integers(e1, 0x20, 6, first, _place(out, row + 1))
+            _store_integers(e2, 0x20, 6, first, _place(out, row + 2))
+            _store_integers(e3, 0x20, 6, first, _place(out, row + 3))
+            _store_integers(o0, 0x20, 6, second, _place(out, row + 4))
+            _store_integers(o1, 0x20, 6, second, _place(out, row + 5))
+            _store_integers(o2, 0x20, 6, second, _place(out, row + 6))
+            _store_integers(o3, 0x20, 6, second, _place(out, row + 7))
+    return blocks * 64
+
+
+@njit(nogil=True, cache=True)
+def _unpack_bytes(panel: Any, groups: Any, quads: Any, stride: Any, units: Any, out: Any) -> Any:
+    """Groups of ``quads`` vectors of bytes, then their scales (float16 in groups of 544 bytes)."""
+    for group in range(groups):
+        at = panel + group * stride
+        d = load_f16(at + 64 * quads) if stride == 544 else load_f32(at + 64 * quads)
+        for quad in range(quads):
+            prefetch(at + AHEAD + 64 * quad)
+            _store_integers(load_i32(at + 64 * quad), 0x80, 8, d * units, _place(out, group * quads + quad))
+    return groups * quads
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _store_integers(bytes_: Any, offset: Any, bits: Any, unit: Any, place: Any) -> None:
+    """``unit`` times integers of ``bits`` bits, which come as bytes with ``offset`` added.
 
     An integer in the upper ``bits`` bits of a half times 2**(bits - 1) d, of which ``multiply_halves`` keeps q d.
     """
     spare = 8 - bits
-    mask, offset = shift_left(fill_i32(-0x00FF0100), spare) & fill_i32(-0x00FF0100), fill_i32(0x00800080)
-    size = fill_f32(np.float32(1 << (bits - 1)))
-    for group in range(groups):
-        at = panel + group * stride
-        d = load_f16(at + 64 * quads) if stride == 544 else load_f32(at + 64 * quads)
-        scale = _in_halves(d * units * size)
-        for quad in range(quads):
-            prefetch(at + _AHEAD + 64 * quad)
-            x = load_i32(at + 64 * quad) ^ fill_i32(-0x7F7F7F80)
-            even = add_halves(multiply_halves(shift_left(x, 8 + spare) & mask, scale), offset)
-            odd = add_halves(multiply_halves(shift_left(x, spare) & mask, scale), offset)
-            _store_words(_place(out, group * quads + quad), even, odd)
-    return groups * quads
+    mask, rounding = fill_i32(-0x00FF0100), fill_i32(0x00800080)
+    scale = _in_halves(unit * fill_f32(np.float32(1 << (bits - 1))))
+    x = shift_left(bytes_ ^ fill_i32(offset * 0x01010101), spare)
+    even = add_halves(multiply_halves(shift_left(x, 8) & mask, scale), rounding)
+    odd = add_halves(multiply_halves(x & mask, scale), rounding)
+    _store_words(place, even, odd)
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -205,15 +276,29 @@ def read_row(kind: Any, panel: Any, inner: Any, lane: Any, out: Any) -> None:
         put_f32(out + 4 * k, _read(kind, panel, inner, lane, k))
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _nibble(at: Any, lane: Any, i: Any) -> Any:
+    """Element i of a group of 32."""
+    byte = get_u8(at + (i % 16 // 4) * 64 + 4 * lane + i % 4)
+    return byte >> 4 if i >= 16 else byte & 15
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
 def _read(kind: Any, panel: Any, inner: Any, lane: Any, k: Any) -> Any:
-    if kind in (Q4, Q4_K):
-        at, i = panel + k // 32 * (320 if kind == Q4 else 384), k % 32
-        byte = get_u8(at + (i % 16 // 4) * 64 + 4 * lane + i % 4)
-        q = np.float32(byte >> 4 if i >= 16 else byte & 15)
-        if kind == Q4:
-            return q * get_f16(at + 256 + 2 * lane) + get_f16(at + 288 + 2 * lane)
-        return q * get_f32(at + 256 + 4 * lane) + get_f32(at + 320 + 4 * lane)
+    if kind == Q4:
+        at = panel + k // 32 * 320
+        return np.float32(_nibble(at, lane, k % 32)) * get_f16(at + 256 + 2 * lane) + get_f16(at + 288 + 2 * lane)
+    if kind == Q4_K:
+        at, group = panel + k // 256 * Q4_K_BLOCK, k % 256 // 32
+        d = get_f16(at + Q4_K_D + 2 * lane) * np.float32(get_u8(at + Q4_K_SCALES + 16 * group + lane))
+        m = get_f16(at + Q4_K_M + 2 * lane) * np.float32(get_u8(at + Q4_K_MINIMA + 16 * group + lane))
+        return np.float32(_nibble(at + 256 * group, lane, k % 32)) * d + m
+    if kind == Q6_K:
+        at, i = panel + k // 256 * Q6_K_BLOCK, k % 32
+        here = at + k % 256 // 32 * Q6_K_GROUP
+        upper = get_u8(here + 256 + i // 16 * 64 + 4 * lane + i % 4) >> (i % 16 // 4 * 2) & 3
+        d = get_f32(at + Q6_K_D + 4 * lane) * np.float32(np.int8(get_u8(at + Q6_K_SCALES + k % 256 // 16 * 16 + lane)))
+        return np.float32(np.int32(_nibble(here, lane, i)) + np.int32(upper << 4) - 32) * d
     if kind == BF16:
         pair = get_i32(panel + k // 2 * 64 + 4 * lane)
         return float_of_bits(np.uint32(pair & 0xFFFF0000 if k & 1 else pair << 16))
@@ -221,7 +306,7 @@ def _read(kind: Any, panel: Any, inner: Any, lane: Any, k: Any) -> Any:
         return get_f16(panel + 32 * k + 2 * lane)
     if kind == F32:
         return get_f32(panel + 64 * k + 4 * lane)
-    group = 32 if kind == Q8 else 16 if kind == Q6_K else (inner + 31) // 32 * 32
+    group = 32 if kind == Q8 else (inner + 31) // 32 * 32
     at = panel + k // group * (16 * group + (32 if kind == Q8 else 64))
     q = np.float32(np.int32(get_u8(at + k % group // 4 * 64 + 4 * lane + k % 4)) - 128)
     return q * (get_f16(at + 16 * group + 2 * lane) if kind == Q8 else get_f32(at + 16 * group + 4 * lane))
