@@ -28,6 +28,12 @@ HOW = {
 }
 
 
+LLAMA_FORMATS = ("Q4_1", "Q4_0", "Q8_0", "bf16")
+"""Q4_1 is the file of this engine; Q4_0 is the one that llama.cpp repacks for x86 at load."""
+TORCH_FORMATS = ("bfloat16", "float32")
+"""float32 computes faster where a processor has no AMX, and reads twice the bytes."""
+
+
 class Side(Protocol):
     """What answers questions, one at a time."""
 
@@ -130,13 +136,14 @@ def smollm2() -> ModelSet:
     from biphase.models import locate
 
     q4_1 = locate("smollm2-135m")
-    files = {"Q4_1": q4_1, "Q8_0": PEERS / "smollm2-q8_0.gguf", "bf16": PEERS / "smollm2-bf16.gguf"}
+    others = {form: PEERS / f"smollm2-{form.lower()}.gguf" for form in LLAMA_FORMATS if form != "Q4_1"}
+    files = {"Q4_1": q4_1, **others}
     return ModelSet("SmolLM2-135M", q4_1, PEERS / "smollm2-bf16", files)
 
 
 def model_set(folder: Path) -> ModelSet:
     """A folder as bench/random_models.py writes it."""
-    files = {"Q4_1": folder / "q4_1.gguf", "Q8_0": folder / "q8_0.gguf", "bf16": folder / "bf16.gguf"}
+    files = {form: folder / f"{form.lower()}.gguf" for form in LLAMA_FORMATS}
     if not files["Q4_1"].is_file():
         raise BadInput(f"{folder} has no q4_1.gguf; bench/random_models.py writes such a folder")
     return ModelSet(folder.name, files["Q4_1"], folder / "hf", files)
@@ -163,25 +170,27 @@ def engine_options(text: str) -> tuple[str, dict[str, str]]:
 
 def peer_sides(peer: str, places: Places, models: ModelSet, threads: int) -> list[Side]:
     """The sides of one peer, one a format (``llama.cpp:bf16`` is that one alone); BadInput says what is missing."""
-    name, _, form = peer.partition(":")
-    if name == "llama.cpp":
-        return _llama_sides(places.llama, models, threads, form)
-    interpreters = {"transformers": places.transformers, "vllm": places.vllm}
-    if peer not in interpreters:
+    name, _, only = peer.partition(":")
+    formats = {"llama.cpp": LLAMA_FORMATS, "vllm": TORCH_FORMATS, "transformers": TORCH_FORMATS}
+    if name not in formats:
         raise BadInput(f"--against {peer}: known are {', '.join(HOW)}")
-    _need(peer, interpreters[peer])
+    if only and only not in formats[name]:
+        raise BadInput(f"--against {peer}: its formats are {', '.join(formats[name])}")
+    chosen = [only] if only else formats[name]
+    if name == "llama.cpp":
+        return _llama_sides(places.llama, models, threads, chosen)
+    interpreter = places.transformers if name == "transformers" else places.vllm
+    _need(name, interpreter)
     if not (models.folder / "config.json").is_file():
-        raise BadInput(f"{peer} needs the model as a bf16 Hugging Face folder, and {models.folder} is none")
-    script = HERE / f"{peer}_worker.py"
-    return [Worker(peer, [str(interpreters[peer]), str(script), str(models.folder)])]
+        raise BadInput(f"{name} needs the model as a bf16 Hugging Face folder, and {models.folder} is none")
+    command = [str(interpreter), str(HERE / f"{name}_worker.py"), str(models.folder)]
+    return [Worker(f"{name} {form}", [*command, form]) for form in chosen]
 
 
-def _llama_sides(programs: Path, models: ModelSet, threads: int, only: str) -> list[Side]:
-    if only and only not in models.llama:
-        raise BadInput(f"--against llama.cpp:{only}: its formats are {', '.join(models.llama)}")
+def _llama_sides(programs: Path, models: ModelSet, threads: int, formats: Sequence[str]) -> list[Side]:
     for program in ("llama-bench", "llama-batched-bench"):
         _need("llama.cpp", programs / program)
-    found = {form: path for form, path in models.llama.items() if path.is_file() and only in ("", form)}
+    found = {form: path for form, path in models.llama.items() if path.is_file() and form in formats}
     return [LlamaBench(f"llama.cpp {form}", programs, path, threads) for form, path in found.items()]
 
 

@@ -1,4 +1,7 @@
-"""The transformers side of bench/engine.py; run by an interpreter that has transformers, and nothing of biphase."""
+"""The transformers side of bench/engine.py; run by an interpreter that has transformers, and nothing of biphase.
+
+Arguments: a Hugging Face folder, and bfloat16 or float32.
+"""
 
 import os
 import sys
@@ -32,9 +35,10 @@ def answer(model: Any, question: Question) -> float:
 
 def main() -> None:
     out = private_stdout()
-    torch.set_num_threads(int(sys.argv[2]) if len(sys.argv) > 2 else len(os.sched_getaffinity(0)))
-    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16).eval()
-    about = f"transformers {transformers.__version__}, torch {torch.__version__}, bfloat16"
+    folder, dtype = sys.argv[1:]
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    about = f"transformers {transformers.__version__}, torch {torch.__version__}, {dtype}"
     serve(out, about, lambda line: {"seconds": answer(model, Question(**line))})
 
 

@@ -1,4 +1,7 @@
-"""vLLM's side of bench/engine.py, through its offline LLM class; run by an interpreter that has vLLM, not biphase."""
+"""vLLM's side of bench/engine.py, through its offline LLM class; run by an interpreter that has vLLM, not biphase.
+
+Arguments: a Hugging Face folder, and bfloat16 or float32.
+"""
 
 import importlib
 import os
@@ -17,15 +20,15 @@ def vllm() -> Any:
     return importlib.import_module("vllm")
 
 
-def load(folder: str) -> Any:
-    """bf16, without prefix cache; a prompt of a row runs whole. The engine has a process of its own, as in serving."""
+def load(folder: str, dtype: str) -> Any:
+    """Without prefix cache; a prompt of a row runs whole. The engine has a process of its own, as in serving."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     # vLLM looks for compilers and its own programs beside the interpreter
     os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]  # noqa: PTH120
     return vllm().LLM(
         folder,
-        dtype="bfloat16",
+        dtype=dtype,
         max_model_len=8192,
         max_num_batched_tokens=8192,
         enable_prefix_caching=False,
@@ -49,8 +52,9 @@ def answer(llm: Any, question: Question) -> float:
 
 def main() -> None:
     out = private_stdout()
-    llm = load(sys.argv[1])
-    about = f"vLLM {vllm().__version__}, bfloat16"
+    folder, dtype = sys.argv[1:]
+    llm = load(folder, dtype)
+    about = f"vLLM {vllm().__version__}, {dtype}"
     serve(out, about, lambda line: {"seconds": answer(llm, Question(**line))})
 
 

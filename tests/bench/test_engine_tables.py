@@ -246,5 +246,5 @@ def test_one_format_of_llama_cpp_alone(tmp_path: Path) -> None:
     places = Places(tmp_path, tmp_path, tmp_path)
     assert [side.name for side in peer_sides("llama.cpp:bf16", places, models, 2)] == ["llama.cpp bf16"]
     assert [side.name for side in peer_sides("llama.cpp", places, models, 2)] == ["llama.cpp Q8_0", "llama.cpp bf16"]
-    with pytest.raises(BadInput, match="its formats are Q8_0, bf16"):
+    with pytest.raises(BadInput, match="its formats are Q4_1, Q4_0, Q8_0, bf16"):
         peer_sides("llama.cpp:Q4_K", places, models, 2)
