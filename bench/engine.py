@@ -15,9 +15,11 @@ import argparse
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +187,7 @@ def describe(
     about = {side.name: side.about for side in sides}
     return {
         "model": models.name,
+        "when": when(),
         "repeats": repeats,
         "machine": asdict(machine),
         "engines": [name for text in engines if (name := engine_options(text)[0]) in about],
@@ -199,6 +202,16 @@ def describe(
             for row, found in rates.items()
         ],
     }
+
+
+def when() -> str:
+    """Today, and the commit where this is a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        commit = f", commit {subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()}"
+    except (OSError, subprocess.CalledProcessError):
+        commit = ""
+    return f"; {datetime.now(UTC):%Y-%m-%d}{commit}"
 
 
 def serve(

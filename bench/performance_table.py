@@ -2,8 +2,9 @@
 
     python bench/performance_table.py FILE.json ... [--into docs/performance.md]
 
-Cells are medians over the repeats; ratios are medians of the ratios of the pairs, with their quartiles. Runs of other
-rows of the same model (the long ones take an hour of their own) make one table, with the conditions of each.
+Cells are medians over the repeats; ratios are medians of the ratios of the pairs, with their quartiles, or with all
+between the least and the most where there are fewer than four. Runs of other rows of the same model (the long ones take
+an hour of their own) make one table, with the conditions of each.
 """
 
 import argparse
@@ -25,6 +26,9 @@ LABELS = {
     "prefill-2048": "prefill 2,048",
     "prefill-6000": "prefill 6,000",
 }
+
+ROOFS = ("float", "exact", "int8")
+"""Ways to compute: floats of the dtype that is faster here, int8 products twice for each weight, or once."""
 
 
 def markdown(results: Sequence[Result]) -> str:
@@ -52,7 +56,7 @@ def about(result: Result, rows: str) -> str:
     others = "" if busy is None else f"; other processes kept {busy:.1f} cores busy while that was measured"
     lines = [
         f"{result['model']}{f' ({rows})' if rows else ''}, {_times(result['repeats'])}, each side in turn. "
-        f"{machine['hardware']}.",
+        f"{machine['hardware']}{result.get('when', '')}.",
         f"Read bandwidth {machine['bandwidth'] / 1e9:.1f} GB/s beyond the caches, "
         f"{machine['model_bandwidth'] / 1e9:.1f} GB/s over as many bytes as the weights; "
         f"matrix products {peaks}{others}.",
@@ -70,7 +74,7 @@ def comparison(rows: Sequence[Result], engines: Sequence[str]) -> str:
     if not rows:
         return ""
     head = ["tokens/s", *engines, "best peer", *(f"{name} / best peer" for name in engines)]
-    head += ["GB", "GOP", "roof, bf16", "roof, int8"]
+    head += ["GB", "GOP", *(f"roof, {name}" for name in ROOFS)]
     return table(head, [_compared(row, engines) for row in rows])
 
 
@@ -83,10 +87,10 @@ def _compared(row: Result, engines: Sequence[str]) -> list[str]:
 
 
 def _roof(roof: Result) -> list[str]:
-    limits = [
-        number(min(roof["memory"], roof["compute"][dtype])) if dtype in roof["compute"] else ""
-        for dtype in ("bf16", "int8")
-    ]
+    compute = roof["compute"]
+    int8 = compute.get("int8", 0.0)
+    rates = (max(compute.get("bf16", 0.0), compute.get("fp32", 0.0)), int8 / 2, int8)
+    limits = [number(min(roof["memory"], rate)) if rate else "" for rate in rates]
     return [number(roof["bytes"] / 1e9), number(roof["flops"] / 1e9), *limits]
 
 
@@ -149,10 +153,12 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
 
 
 def ratio_text(values: Sequence[float]) -> str:
-    """Median and quartiles."""
+    """Median and quartiles, or least and most of fewer than four."""
     if len(values) == 1:
         return f"{values[0]:.2f}"
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    if len(values) < 4:
+        low, high = min(values), max(values)
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 

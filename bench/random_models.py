@@ -3,10 +3,10 @@
     python bench/random_models.py qwen2.5-0.5b|llama-3.2-1b|qwen2.5-1.5b|all [--out FOLDER] [--quantize LLAMA_QUANTIZE]
 
 For each shape a folder with ``hf`` (config.json, bf16 safetensors), ``bf16.gguf``, and by llama.cpp's llama-quantize
-``q4_1.gguf``, ``q4_0.gguf`` and ``q8_0.gguf``: what ``bench/engine.py --set FOLDER`` takes. Weights are normal with deviation 0.02
-(the configs' initializer_range), norms are 1, biases as weights; speed depends on shapes and formats, not on values.
-The vocabulary has the published size and one made-up token an id. 3 to 9 GB a shape on the disk: make one at a time,
-and remove its folder after use.
+``q4_1.gguf``, ``q4_0.gguf`` and ``q8_0.gguf``: what ``bench/engine.py --set FOLDER`` takes. Weights are normal with
+deviation 0.02 (the configs' initializer_range), norms are 1, biases as weights; speed depends on shapes and formats,
+not on values. The vocabulary has the published size and one made-up token an id. 3 to 10 GB a shape on the disk: make
+one at a time, and remove its folder after use.
 
 Shapes: config.json of Qwen/Qwen2.5-0.5B, Qwen/Qwen2.5-1.5B (Apache-2.0) and meta-llama/Llama-3.2-1B on Hugging Face.
 """

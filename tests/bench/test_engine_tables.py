@@ -125,6 +125,7 @@ def test_ratios_are_of_pairs_with_quartiles() -> None:
     pairs = ratios([20.0, 15.0, 4.0, 50.0, 12.0], [10.0, 5.0, 1.0, 10.0, 2.0])
     assert ratio_text(pairs) == "4.00 (3.00 to 5.00)"
     assert ratio_text([1.5]) == "1.50"
+    assert ratio_text([3.0, 1.0]) == "2.00 (1.00 to 3.00)"
 
 
 def test_the_best_peer_is_by_median_and_never_this_engine() -> None:
@@ -188,7 +189,12 @@ RESULT = {
             "id": "decode-1",
             "question": {},
             "tokens_per_second": {"exact": [300.0], "peer": [100.0]},
-            "roof": {"bytes": 96e6, "flops": 0.3e9, "memory": 416.7, "compute": {"int8": 2963.0}},
+            "roof": {
+                "bytes": 96e6,
+                "flops": 0.3e9,
+                "memory": 416.7,
+                "compute": {"int8": 700.0, "bf16": 250.0, "fp32": 100.0},
+            },
         }
     ],
     "missing": ["vllm is not here"],
@@ -213,7 +219,7 @@ RESULT = {
 
 def test_markdown_shows_every_part() -> None:
     text = markdown([RESULT])
-    assert "| decode, 1 sequence | 300 | peer 100 | 3.00 | 0.096 | 0.3 |  | 417 |" in text
+    assert "| decode, 1 sequence | 300 | peer 100 | 3.00 | 0.096 | 0.3 | 250 | 350 | 417 |" in text
     assert "| decode, 1 sequence | 300 | 100 |" in text
     assert "| exact | 1,000 | 950 | 0.95 |" in text
     assert "| exact | 2.20 | 2.50 |" in text
