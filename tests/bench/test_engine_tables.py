@@ -9,7 +9,7 @@ from answering import Question, prompt
 from biphase.client.record import Chunk, Record
 from biphase.errors import BadInput, RunFailed
 from biphase.roofline.catalogue import load
-from engine import ask_all, check, chosen, parse
+from engine import ask_all, check, chosen, parse, shortened
 from engine_worker import options
 from machine import Machine, roof
 from performance_table import best_peer, markdown, number, ratio_text, ratios
@@ -77,6 +77,12 @@ def test_sides_take_turns_and_the_first_round_does_not_count() -> None:
     found = ask_all(sides, ["decode-1"], 2, missing, Console(quiet=True))
     assert found == {"decode-1": {"a": [64.0, 32.0], "b": [16.0, 8.0]}}
     assert missing == []
+
+
+def test_the_round_that_warms_up_asks_for_short_prompts() -> None:
+    assert shortened(Question("prefill", 6000)) == Question("prefill", 512)
+    assert shortened(Question("decode", 32, 1, 6000)) == Question("decode", 32, 1, 512)
+    assert shortened(Question("decode", 64, 8, 32)) == Question("decode", 64, 8, 32)
 
 
 def test_a_peer_that_fails_is_left_out_and_the_rest_goes_on() -> None:
