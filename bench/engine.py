@@ -36,7 +36,7 @@ from biphase.roofline.catalogue import load
 from document import insert, parts
 from machine import Machine, measure, roof
 from performance_table import markdown
-from sides import PEERS, ModelSet, Places, Side, engine_options, engine_side, model_set, peer_sides, smollm2
+from sides import PEERS, ModelSet, Places, Side, engine_options, engine_side, model_set, peer_side, peers, smollm2
 
 ROWS: dict[str, Question] = {
     "decode-1": Question("decode", 64, 1, 32),
@@ -88,12 +88,13 @@ def run(asked: argparse.Namespace) -> None:
     models = model_set(asked.set) if asked.set else smollm2()
     engines = asked.engine or ["biphase"]
     check(asked, engines, models)
-    console = Console(stderr=True)
+    console, began = Console(stderr=True), when()
     machine = measure_machine(models, console)
     sides, missing = open_sides(asked, engines, models)
     try:
         rates = ask_all(sides, [row for row in rows if row in ROWS], asked.repeats, missing, console)
-        result = describe(machine, models, sides, engines, rates, asked.repeats) | {"missing": missing, "serving": {}}
+        result = describe(machine, models, sides, engines, rates, asked.repeats)
+        result |= {"when": began, "missing": missing, "serving": {}}
     finally:
         for side in sides:
             side.close()
@@ -112,6 +113,7 @@ def check(asked: argparse.Namespace, engines: Sequence[str], models: ModelSet) -
     names = [engine_options(text)[0] for text in engines]
     if len(set(names)) < len(names):
         raise BadInput(f"--engine: two sides of one name among {', '.join(names)}; give each its own, NAME:key=value")
+    peers(asked.against)
     if asked.repeats < 1:
         raise BadInput(f"--repeats {asked.repeats}: at least 1")
     check_writable(asked.json)
@@ -143,11 +145,11 @@ def open_sides(asked: argparse.Namespace, engines: Sequence[str], models: ModelS
     try:
         for text in engines:
             sides.append(engine_side(text, models))
-        for peer in filter(None, asked.against.split(",")):
+        for peer, form in peers(asked.against):
             try:
-                sides += peer_sides(peer, places, models, asked.threads)
+                sides.append(peer_side(peer, form, places, models, asked.threads))
             except BiphaseError as error:
-                missing.append(str(error))
+                missing += [str(error)] if str(error) not in missing else []
     except BaseException:
         for side in sides:
             side.close()
@@ -196,7 +198,6 @@ def describe(
     about = {side.name: side.about for side in sides}
     return {
         "model": models.name,
-        "when": when(),
         "repeats": repeats,
         "machine": asdict(machine),
         "engines": [name for text in engines if (name := engine_options(text)[0]) in about],
@@ -232,8 +233,9 @@ def serve(
         for text in engines:
             console.print(f"{row}, {engine_options(text)[0]}", style="dim")
             found[engine_options(text)[0]] = serving.MEASURES[row](text, models, asked.repeats, console)
-        if row == "start" and "llama.cpp" in asked.against:
-            found |= serving.llama_start(asked.llama, models, asked.port, asked.threads, asked.repeats)
+        if row == "start":
+            files = {form: models.llama[form] for peer, form in peers(asked.against) if peer == "llama.cpp"}
+            found |= serving.llama_start(asked.llama, files, asked.port, asked.threads, asked.repeats)
         yield row, found
 
 

@@ -36,7 +36,10 @@ def markdown(results: Sequence[Result]) -> str:
     alone = len(results) == 1
     parts = [about(result, "" if alone else _labels(result)) for result in results]
     rows = sorted((row for result in results for row in result["rows"]), key=lambda row: [*LABELS].index(row["id"]))
-    engines = results[0]["engines"]
+    ids = [row["id"] for row in rows]
+    if len(set(ids)) < len(ids):
+        raise SystemExit(f"two of these runs measured the same row of {results[0]['model']}: {', '.join(ids)}")
+    engines = list(dict.fromkeys(name for result in results for name in result["engines"]))
     names = list(dict.fromkeys(name for result in results for name in result["sides"]))
     parts += [comparison(rows, engines), rates(rows, engines, names)]
     parts += [serving(result["serving"]) for result in results]
@@ -80,8 +83,8 @@ def comparison(rows: Sequence[Result], engines: Sequence[str]) -> str:
 
 def _compared(row: Result, engines: Sequence[str]) -> list[str]:
     found, peer = row["tokens_per_second"], best_peer(row["tokens_per_second"], engines)
-    against = [ratio_text(ratios(found[name], found[peer])) if peer else "" for name in engines]
-    ours = [number(statistics.median(found[name])) for name in engines]
+    against = [ratio_text(ratios(found[name], found[peer])) if peer and name in found else "" for name in engines]
+    ours = [number(statistics.median(found[name])) if name in found else "" for name in engines]
     best = f"{peer} {number(statistics.median(found[peer]))}" if peer else ""
     return [LABELS[row["id"]], *ours, best, *against, *_roof(row["roof"])]
 

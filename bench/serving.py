@@ -103,16 +103,18 @@ async def first_token(base: str, model: str) -> float:
         return checked((await request(session, call)).record).token_chunks[0].t
 
 
-def llama_start(programs: Path, models: ModelSet, port: int, threads: int, repeats: int) -> dict[str, list[float]]:
-    """The same of llama-server, for each format that is there; empty without the program."""
+def llama_start(
+    programs: Path, files: dict[str, Path], port: int, threads: int, repeats: int
+) -> dict[str, list[float]]:
+    """The same of llama-server, for each format whose file is there; empty without the program."""
     program = programs / "llama-server"
     if not program.is_file():
         return {}
     base = [str(program), "--host", "127.0.0.1", "--port", str(port), "-t", str(threads)]
-    files = {form: path for form, path in models.llama.items() if path.is_file()}
     return {
         f"llama.cpp {form}": [_llama_start([*base, "-m", str(path)], port) for _ in range(repeats + 1)][1:]
         for form, path in files.items()
+        if path.is_file()
     }
 
 

@@ -168,30 +168,41 @@ def engine_options(text: str) -> tuple[str, dict[str, str]]:
     return name or "biphase", options
 
 
-def peer_sides(peer: str, places: Places, models: ModelSet, threads: int) -> list[Side]:
-    """The sides of one peer, one a format (``llama.cpp:bf16`` is that one alone); BadInput says what is missing."""
-    name, _, only = peer.partition(":")
+def peers(text: str) -> list[tuple[str, str]]:
+    """(peer, format) of each side out of ``llama.cpp,vllm:float32``: all formats of one, one of the other."""
     formats = {"llama.cpp": LLAMA_FORMATS, "vllm": TORCH_FORMATS, "transformers": TORCH_FORMATS}
-    if name not in formats:
-        raise BadInput(f"--against {peer}: known are {', '.join(HOW)}")
-    if only and only not in formats[name]:
-        raise BadInput(f"--against {peer}: its formats are {', '.join(formats[name])}")
-    chosen = [only] if only else formats[name]
-    if name == "llama.cpp":
-        return _llama_sides(places.llama, models, threads, chosen)
-    interpreter = places.transformers if name == "transformers" else places.vllm
-    _need(name, interpreter)
+    found: list[tuple[str, str]] = []
+    for word in filter(None, text.split(",")):
+        name, _, only = word.partition(":")
+        if name not in formats:
+            raise BadInput(f"--against {word}: known are {', '.join(HOW)}")
+        if only and only not in formats[name]:
+            raise BadInput(f"--against {word}: its formats are {', '.join(formats[name])}")
+        found += [(name, form) for form in ([only] if only else formats[name])]
+    if len(set(found)) < len(found):
+        raise BadInput(f"--against {text}: names a side twice")
+    return found
+
+
+def peer_side(peer: str, form: str, places: Places, models: ModelSet, threads: int) -> Side:
+    """One peer in one format; BadInput says what is missing and how to get it."""
+    if peer == "llama.cpp":
+        return _llama_side(form, places.llama, models, threads)
+    interpreter = places.transformers if peer == "transformers" else places.vllm
+    _need(peer, interpreter)
     if not (models.folder / "config.json").is_file():
-        raise BadInput(f"{name} needs the model as a bf16 Hugging Face folder, and {models.folder} is none")
-    command = [str(interpreter), str(HERE / f"{name}_worker.py"), str(models.folder)]
-    return [Worker(f"{name} {form}", [*command, form]) for form in chosen]
+        raise BadInput(f"{peer} needs the model as a bf16 Hugging Face folder, and {models.folder} is none")
+    command = [str(interpreter), str(HERE / f"{peer}_worker.py"), str(models.folder), form]
+    return Worker(f"{peer} {form}", command)
 
 
-def _llama_sides(programs: Path, models: ModelSet, threads: int, formats: Sequence[str]) -> list[Side]:
+def _llama_side(form: str, programs: Path, models: ModelSet, threads: int) -> Side:
     for program in ("llama-bench", "llama-batched-bench"):
         _need("llama.cpp", programs / program)
-    found = {form: path for form, path in models.llama.items() if path.is_file() and form in formats}
-    return [LlamaBench(f"llama.cpp {form}", programs, path, threads) for form, path in found.items()]
+    path = models.llama[form]
+    if not path.is_file():
+        raise BadInput(f"llama.cpp {form} needs {path}: llama-quantize makes it from the bf16 file")
+    return LlamaBench(f"llama.cpp {form}", programs, path, threads)
 
 
 def _need(peer: str, path: Path) -> None:

@@ -14,7 +14,7 @@ from engine_worker import options
 from machine import Machine, roof
 from performance_table import best_peer, markdown, number, ratio_text, ratios
 from serving import decode_rate, flags
-from sides import ModelSet, Places, Side, engine_options, peer_sides, smollm2
+from sides import ModelSet, Places, Side, engine_options, peer_side, peers, smollm2
 
 
 def test_engine_options_of_a_side() -> None:
@@ -170,11 +170,21 @@ def test_roof_of_prefill_is_its_operations_over_the_rate() -> None:
 def test_a_missing_peer_is_named_with_how_to_get_it(tmp_path: Path) -> None:
     places = Places(tmp_path, tmp_path / "python", tmp_path / "python")
     with pytest.raises(BadInput, match=r"llama\.cpp is not at .*llama-bench: build it for this CPU: cmake"):
-        peer_sides("llama.cpp", places, smollm2(), 2)
+        peer_side("llama.cpp", "Q8_0", places, smollm2(), 2)
     with pytest.raises(BadInput, match=r"vllm is not at .*a venv with vLLM"):
-        peer_sides("vllm", places, smollm2(), 2)
-    with pytest.raises(BadInput, match="known are"):
-        peer_sides("sglang", places, smollm2(), 2)
+        peer_side("vllm", "float32", places, smollm2(), 2)
+
+
+def test_peers_have_a_side_a_format() -> None:
+    llama = [("llama.cpp", form) for form in ("Q4_1", "Q4_0", "Q8_0", "bf16")]
+    assert peers("llama.cpp,vllm:float32") == [*llama, ("vllm", "float32")]
+    for text, reason in (
+        ("sglang", "known are"),
+        ("llama.cpp:q8_0", "its formats are Q4_1, Q4_0, Q8_0, bf16"),
+        ("llama.cpp,llama.cpp:Q4_0", "names a side twice"),
+    ):
+        with pytest.raises(BadInput, match=reason):
+            peers(text)
 
 
 RESULT = {
@@ -249,14 +259,28 @@ def test_runs_of_one_model_make_one_table_in_its_order() -> None:
     assert text.count("Left out: vllm is not here.") == 1
 
 
-def test_one_format_of_llama_cpp_alone(tmp_path: Path) -> None:
-    for program in ("llama-bench", "llama-batched-bench"):
-        (tmp_path / program).touch()
-    for form in ("q8", "bf16"):
-        (tmp_path / form).touch()
-    models = ModelSet("m", tmp_path, tmp_path, {"Q8_0": tmp_path / "q8", "bf16": tmp_path / "bf16"})
+def test_a_run_without_one_of_the_engines_leaves_its_cells_empty() -> None:
+    """And no engine of another run is taken for a peer."""
+    row = RESULT["rows"][0]
+    second = RESULT | {"engines": ["exact", "int8"], "sides": RESULT["sides"] | {"int8": "biphase"}, "serving": {}}
+    second |= {
+        "rows": [row | {"id": "prefill-512", "tokens_per_second": {"exact": [8.0], "int8": [9.0], "peer": [2.0]}}]
+    }
+    text = markdown([RESULT, second])
+    assert "| prefill 512 | 8 | 9 | peer 2 | 4.00 | 4.50 |" in text
+    assert "| decode, 1 sequence | 300 |  | peer 100 | 3.00 |  |" in text
+
+
+def test_one_row_in_two_runs_is_refused() -> None:
+    with pytest.raises(SystemExit, match="measured the same row of M: decode-1, decode-1"):
+        markdown([RESULT, RESULT])
+
+
+def test_a_format_without_its_file_is_said(tmp_path: Path) -> None:
+    for name in ("llama-bench", "llama-batched-bench", "q8"):
+        (tmp_path / name).touch()
+    models = ModelSet("m", tmp_path, tmp_path, {"Q8_0": tmp_path / "q8", "Q4_0": tmp_path / "q4"})
     places = Places(tmp_path, tmp_path, tmp_path)
-    assert [side.name for side in peer_sides("llama.cpp:bf16", places, models, 2)] == ["llama.cpp bf16"]
-    assert [side.name for side in peer_sides("llama.cpp", places, models, 2)] == ["llama.cpp Q8_0", "llama.cpp bf16"]
-    with pytest.raises(BadInput, match="its formats are Q4_1, Q4_0, Q8_0, bf16"):
-        peer_sides("llama.cpp:Q4_K", places, models, 2)
+    assert peer_side("llama.cpp", "Q8_0", places, models, 2).name == "llama.cpp Q8_0"
+    with pytest.raises(BadInput, match=r"llama.cpp Q4_0 needs .*q4: llama-quantize makes it"):
+        peer_side("llama.cpp", "Q4_0", places, models, 2)

@@ -9,31 +9,71 @@ from pathlib import Path
 import pytest
 
 numba = pytest.importorskip("numba")
+pytest.importorskip("torch")
 
 from biphase.engine.build import kernels_are_compiled  # noqa: E402
 
 ASK = "from biphase.engine.build import kernels_are_compiled; print(kernels_are_compiled())"
 
 
-def ask(**environment: str) -> str:
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A cache folder where this installation's indexes are."""
+    folder = tmp_path / "cache" / "biphase" / "kernels" / Path(numba.config.CACHE_DIR).name
+    shutil.copytree(numba.config.CACHE_DIR, folder, ignore=shutil.ignore_patterns("*.nbc"))
+    return tmp_path / "cache"
+
+
+def ask(cache: Path, **environment: str) -> str:
+    """In a process of its own."""
+    others = {key: value for key, value in os.environ.items() if not key.startswith("NUMBA_")}
     command = [sys.executable, "-c", ASK]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True).stdout
+    env = others | {"XDG_CACHE_HOME": str(cache)} | environment
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
 
-def test_what_this_installation_compiled_is_found() -> None:
+def test_what_this_installation_compiled_is_found(shared: Path) -> None:
     assert kernels_are_compiled()
+    assert ask(shared) == "True\n"
 
 
-def test_another_installation_of_the_same_version_compiles_for_itself(tmp_path: Path) -> None:
+def test_another_installation_of_the_same_version_compiles_for_itself(shared: Path, tmp_path: Path) -> None:
     """numba keeps code by the path of its source: a start of the second said nothing and took two minutes."""
     import biphase
 
     shutil.copytree(Path(biphase.__file__).parent, tmp_path / "biphase", ignore=shutil.ignore_patterns("__pycache__"))
-    assert ask(PYTHONPATH=str(tmp_path)) == "False\n"
+    assert ask(shared, PYTHONPATH=str(tmp_path)) == "False\n"
 
 
-@pytest.mark.skipif("NUMBA_CPU_NAME" in os.environ, reason="the processor is chosen already")
-def test_another_processor_compiles_for_itself() -> None:
+def test_another_processor_compiles_for_itself(shared: Path) -> None:
     """A home that machines share, or a container's volume."""
-    assert ask() == "True\n"
-    assert ask(NUMBA_CPU_NAME="x86-64-v3", NUMBA_CPU_FEATURES="") == "False\n"
+    assert ask(shared, NUMBA_CPU_NAME="x86-64-v3", NUMBA_CPU_FEATURES="") == "False\n"
+
+
+def test_code_of_other_sources_is_not_found_in_a_folder_of_the_users_own(tmp_path: Path) -> None:
+    """numba would run what an earlier version compiled there, on panels of another format."""
+    folder = numba.config.CACHE_DIR
+    inside = f"import numba; {ASK}; print(numba.config.CACHE_DIR)"
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "own")}
+    done = subprocess.run([sys.executable, "-c", inside], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["False", str(tmp_path / "own" / Path(folder).name)]
+    again = subprocess.run(
+        [sys.executable, "-c", inside],
+        env=os.environ | {"NUMBA_CACHE_DIR": folder},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert again.stdout.splitlines() == ["True", folder]
+
+
+def test_without_a_folder_to_keep_it_in_nothing_of_others_is_run(tmp_path: Path) -> None:
+    """numba would fall back to a folder beside the source, which no version is the name of."""
+    (tmp_path / "biphase").touch()
+    inside = f"import numba, os; {ASK}; print(os.path.isdir(numba.config.CACHE_DIR)); print(numba.config.CACHE_DIR)"
+    others = {key: value for key, value in os.environ.items() if not key.startswith("NUMBA_")}
+    env = others | {"XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", inside], env=env, capture_output=True, text=True, check=True)
+    compiled, there, folder = done.stdout.splitlines()
+    assert (compiled, there) == ("False", "True")
+    assert not Path(folder).exists()

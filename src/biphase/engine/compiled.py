@@ -77,7 +77,7 @@ class CompiledModel:
     def _forward(self, rows: Rows, singles: list[Ids32], chunks: Sequence[PrefillChunk]) -> Logits:
         sampled = [*range(len(singles)), *(chunk.end - 1 for chunk in chunks if chunk.samples)]
         logits = np.empty((len(sampled), self.config.vocab_size), dtype=np.float32)
-        self._first_touch.advance(int(rows.slots.max()) // BLOCK)
+        self._first_touch.advance(int(rows.slots.max()) // BLOCK, len(rows.slots))
         if choose_program(len(rows.tokens), self.crossover) is Program.FEW:
             self._run_few(rows, singles, chunks, sampled, logits)
         else:

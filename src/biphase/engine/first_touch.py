@@ -3,13 +3,16 @@
 The system hands out a large array in huge pages as they are first written, and zeroes each: 2 to 14 ms. All layers
 reach the end of theirs at nearly the same block, so that one step would wait for dozens of them: 0.1 to 0.2 s. So the
 next page of a layer is wanted as soon as the one before is in use, and pages are touched twice as fast as blocks
-come into use: a chunk of a prompt touches many, and of the decode steps of one sequence one in dozens.
+come into use: of the steps in which one sequence decodes one in dozens. Where many are owed at once (a prompt takes its
+blocks with its first chunk), a step touches no more than twice what its rows fill, and one.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from biphase.engine.kernels.cells import BLOCK
 
 HUGE_PAGE = 2 << 20
 """Bytes, on x86-64 and on arm64 with pages of 4 KB; where pages are smaller nothing is gained and little lost."""
@@ -32,24 +35,27 @@ class FirstTouch:
         self._pages_of_a_block = sum(cache.nbytes // cache.shape[1] for cache in caches) / HUGE_PAGE
         self._highest, self._due = -1, 0.0
 
-    def advance(self, block: int) -> int:
-        """Before a step that uses blocks up to ``block``. Returns how many pages were touched."""
+    def advance(self, block: int, rows: int) -> int:
+        """Before a step of ``rows`` rows that uses blocks up to ``block``. Returns how many pages were touched."""
         self._due += _PACE * self._pages_of_a_block * max(block - self._highest, 0)
-        self._highest, touched = max(block, self._highest), 0
-        while self._pages and self._wanted(self._pages[-1][0] - block, touched):
+        self._highest = max(block, self._highest)
+        most, touched = 1 + int(_PACE * self._pages_of_a_block * rows / BLOCK), 0
+        while touched < most and self._wanted(block):
             _, number, index = self._pages.pop()
             flat = self._flat[number]
             flat[index] = flat[index]  # what is there stays
             self._due -= 1
             touched += 1
-        self._due = min(max(self._due, 0.0), 1.0)  # no saving up for a burst
+        if touched < most:  # nothing is wanted now: no saving up for a burst
+            self._due = min(max(self._due, 0.0), 1.0)
         return touched
 
-    def _wanted(self, distance: int, touched: int) -> bool:
-        """Whether to touch a page ``distance`` blocks ahead in a step that has touched so many."""
-        if distance <= (0 if touched else _NEAR):  # what the step itself uses cannot wait
-            return True
-        return distance <= self._ahead and self._due >= 1
+    def _wanted(self, block: int) -> bool:
+        """Whether it is time for the next page of all."""
+        if not self._pages:
+            return False
+        distance = self._pages[-1][0] - block
+        return distance <= _NEAR or (distance <= self._ahead and self._due >= 1)
 
 
 def _pages(number: int, cache: NDArray[np.uint8]) -> list[tuple[int, int, int]]:

@@ -1,13 +1,17 @@
 """The operators of both phases, chosen by shape.
 
-Compiled code is kept in a folder named after the sources of all kernels and the processor that they are compiled for:
-numba looks only at the file of a function to see whether its code is stale, not at what that file imports, and keeps
-code for several processors in one file, so that nobody could see whether this one's is there.
+Compiled code is kept in a folder of its own for whatever may change it: numba looks only at the file of a function to
+see whether its code is stale, not at what that file imports, and keeps code for several processors in one file, so that
+nobody could see whether this one's is there.
 """
 
+import atexit
 import hashlib
 import importlib.util
 import os
+import shutil
+import sys
+import tempfile
 from pathlib import Path
 
 
@@ -41,19 +45,29 @@ def _keep_compiled_code() -> None:
         return
     import numba
 
-    if not numba.config.CACHE_DIR:  # NUMBA_CACHE_DIR is the user's own choice
-        form = "portable" if os.environ.get("BIPHASE_PORTABLE_KERNELS") == "1" else "native"
-        numba.config.CACHE_DIR = str(user_cache() / "kernels" / f"{sources_digest()}-{_processor()}-{form}")
+    chosen, name = numba.config.CACHE_DIR, _code_name()
+    folder = Path(chosen or user_cache() / "kernels")  # NUMBA_CACHE_DIR is the user's own choice
+    folder = folder if folder.name == name else folder / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:  # nothing can be kept: numba would look for other folders, whose code may be of other sources
+        folder = Path(tempfile.mkdtemp(prefix="biphase-kernels-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    numba.config.CACHE_DIR = str(folder)
 
 
-def _processor() -> str:
-    """A name for what numba compiles for: this processor, or the one that the user has set."""
-    from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
-    from numba import config
+def _code_name() -> str:
+    """Sources, compiler, processor and what of it is used."""
+    import numba
+    from numba.core.registry import cpu_target
 
-    name = config.CPU_NAME or get_host_cpu_name()
-    features = get_host_cpu_features().flatten() if config.CPU_FEATURES is None else config.CPU_FEATURES
-    return f"{name}-{hashlib.blake2b(features.encode(), digest_size=4).hexdigest()}"
+    from biphase.engine.kernels.features import features
+
+    _, processor, names = cpu_target.target_context.codegen().magic_tuple()
+    made_by = (numba.__version__, sys.implementation.cache_tag, processor, names, str(features()))
+    digest = hashlib.blake2b("\0".join(made_by).encode(), digest_size=4).hexdigest()
+    return f"{sources_digest()}-{processor}-{digest}"
 
 
 _keep_compiled_code()
