@@ -176,12 +176,19 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def _read(path: Path) -> Result:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"cannot read {path} as what bench/engine.py --json writes: {error}") from error
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--into", type=Path, help="a document with the marks of the models; else print")
     asked = parser.parse_args()
-    results = [json.loads(path.read_text()) for path in asked.results]
+    results = [_read(path) for path in asked.results]
     for model in dict.fromkeys(result["model"] for result in results):
         text = markdown([result for result in results if result["model"] == model])
         if asked.into:
