@@ -149,7 +149,8 @@ def open_sides(asked: argparse.Namespace, engines: Sequence[str], models: ModelS
             try:
                 sides.append(peer_side(peer, form, places, models, asked.threads))
             except BiphaseError as error:
-                missing += [str(error)] if str(error) not in missing else []
+                if str(error) not in missing:  # a peer that is not there says so once, not for each format
+                    missing.append(str(error))
     except BaseException:
         for side in sides:
             side.close()
@@ -221,7 +222,7 @@ def when() -> str:
         commit = f", commit {subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()}"
     except (OSError, subprocess.CalledProcessError):
         commit = ""
-    return f"; {datetime.now(UTC):%Y-%m-%d}{commit}"
+    return f"{datetime.now(UTC):%Y-%m-%d}{commit}"
 
 
 def serve(

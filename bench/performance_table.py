@@ -53,13 +53,13 @@ def _labels(result: Result) -> str:
 
 def about(result: Result, rows: str) -> str:
     """The conditions, in sentences; ``rows`` are those that a run of several has measured."""
-    machine = result["machine"]
+    machine, when = result["machine"], result.get("when", "")
     peaks = ", ".join(f"{dtype} {rate / 1e9:,.0f} GOP/s" for dtype, rate in sorted(machine["peak_ops"].items()))
     busy = machine["foreign_cores"]
     others = "" if busy is None else f"; other processes kept {busy:.1f} cores busy while that was measured"
     lines = [
         f"{result['model']}{f' ({rows})' if rows else ''}, {_times(result['repeats'])}, each side in turn. "
-        f"{machine['hardware']}{result.get('when', '')}.",
+        f"{machine['hardware']}{f'; {when}' if when else ''}.",
         f"Read bandwidth {machine['bandwidth'] / 1e9:.1f} GB/s beyond the caches, "
         f"{machine['model_bandwidth'] / 1e9:.1f} GB/s over as many bytes as the weights; "
         f"matrix products {peaks}{others}.",
@@ -178,9 +178,12 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 
 def _read(path: Path) -> Result:
     try:
-        return dict(json.loads(path.read_text()))
+        result = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise SystemExit(f"cannot read {path} as what bench/engine.py --json writes: {error}") from error
+    if not isinstance(result, dict) or not {"model", "rows", "sides", "machine"} <= result.keys():
+        raise SystemExit(f"{path} is not what bench/engine.py --json writes")
+    return result
 
 
 def main() -> None:

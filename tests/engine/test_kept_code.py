@@ -24,17 +24,17 @@ def shared(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def ask(cache: Path, **environment: str) -> str:
-    """In a process of its own."""
+def run(code: str, **environment: str) -> list[str]:
+    """What it prints, line by line, in a process of its own with these variables and no other of numba's."""
     others = {key: value for key, value in os.environ.items() if not key.startswith("NUMBA_")}
-    command = [sys.executable, "-c", ASK]
-    env = others | {"XDG_CACHE_HOME": str(cache)} | environment
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=others | environment, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
 
 
 def test_what_this_installation_compiled_is_found(shared: Path) -> None:
     assert kernels_are_compiled()
-    assert ask(shared) == "True\n"
+    assert run(ASK, XDG_CACHE_HOME=str(shared)) == ["True"]
 
 
 def test_another_installation_of_the_same_version_compiles_for_itself(shared: Path, tmp_path: Path) -> None:
@@ -42,38 +42,27 @@ def test_another_installation_of_the_same_version_compiles_for_itself(shared: Pa
     import biphase
 
     shutil.copytree(Path(biphase.__file__).parent, tmp_path / "biphase", ignore=shutil.ignore_patterns("__pycache__"))
-    assert ask(shared, PYTHONPATH=str(tmp_path)) == "False\n"
+    assert run(ASK, XDG_CACHE_HOME=str(shared), PYTHONPATH=str(tmp_path)) == ["False"]
 
 
 def test_another_processor_compiles_for_itself(shared: Path) -> None:
     """A home that machines share, or a container's volume."""
-    assert ask(shared, NUMBA_CPU_NAME="x86-64-v3", NUMBA_CPU_FEATURES="") == "False\n"
+    other = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": ""}
+    assert run(ASK, XDG_CACHE_HOME=str(shared), **other) == ["False"]
 
 
 def test_code_of_other_sources_is_not_found_in_a_folder_of_the_users_own(tmp_path: Path) -> None:
     """numba would run what an earlier version compiled there, on panels of another format."""
-    folder = numba.config.CACHE_DIR
-    inside = f"import numba; {ASK}; print(numba.config.CACHE_DIR)"
-    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "own")}
-    done = subprocess.run([sys.executable, "-c", inside], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["False", str(tmp_path / "own" / Path(folder).name)]
-    again = subprocess.run(
-        [sys.executable, "-c", inside],
-        env=os.environ | {"NUMBA_CACHE_DIR": folder},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert again.stdout.splitlines() == ["True", folder]
+    folder, where = numba.config.CACHE_DIR, f"import numba; {ASK}; print(numba.config.CACHE_DIR)"
+    own = tmp_path / "own"
+    assert run(where, NUMBA_CACHE_DIR=str(own)) == ["False", str(own / Path(folder).name)]
+    assert run(where, NUMBA_CACHE_DIR=folder) == ["True", folder]
 
 
 def test_without_a_folder_to_keep_it_in_nothing_of_others_is_run(tmp_path: Path) -> None:
     """numba would fall back to a folder beside the source, which no version is the name of."""
     (tmp_path / "biphase").touch()
     inside = f"import numba, os; {ASK}; print(os.path.isdir(numba.config.CACHE_DIR)); print(numba.config.CACHE_DIR)"
-    others = {key: value for key, value in os.environ.items() if not key.startswith("NUMBA_")}
-    env = others | {"XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", inside], env=env, capture_output=True, text=True, check=True)
-    compiled, there, folder = done.stdout.splitlines()
+    compiled, there, folder = run(inside, XDG_CACHE_HOME=str(tmp_path))
     assert (compiled, there) == ("False", "True")
     assert not Path(folder).exists()
