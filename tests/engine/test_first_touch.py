@@ -84,9 +84,23 @@ def test_what_is_used_again_touches_nothing(caches):
     assert [touch.advance(block, 1) for block in (1499, 0, 300, 1499)] == [0] * 4
 
 
+def test_an_engine_without_work_touches_what_the_next_steps_would(caches):
+    touch, there = FirstTouch(caches), 0
+    for last in (0, 700, ON_A_PAGE):
+        there += touch.advance(last, 1)
+        while touch.ahead():
+            there += 1
+        assert pages_below(caches, last) <= there <= pages_below(caches, last + ON_A_PAGE)
+        assert [touch.advance(block, 1) for block in (last, last + 40, last + 80)] == [0] * 3
+    for last in range(BLOCKS):
+        touch.advance(last, 16)
+    assert not touch.ahead()
+
+
 def test_what_is_there_stays(caches):
     touch, before = FirstTouch(caches), [cache.copy() for cache in caches]
     for last in range(0, BLOCKS, 7):
         touch.advance(last, 112)
+        touch.ahead()
     for cache, kept in zip(caches, before, strict=True):
         np.testing.assert_array_equal(cache, kept)

@@ -18,9 +18,9 @@ ASK = "from biphase.engine.build import kernels_are_compiled; print(kernels_are_
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """A cache folder where this installation's indexes are."""
+    """A cache folder where this installation's code is."""
     folder = tmp_path / "cache" / "biphase" / "kernels" / Path(numba.config.CACHE_DIR).name
-    shutil.copytree(numba.config.CACHE_DIR, folder, ignore=shutil.ignore_patterns("*.nbc"))
+    shutil.copytree(numba.config.CACHE_DIR, folder, copy_function=os.symlink)
     return tmp_path / "cache"
 
 
@@ -35,6 +35,12 @@ def run(code: str, **environment: str) -> list[str]:
 def test_what_this_installation_compiled_is_found(shared: Path) -> None:
     assert kernels_are_compiled()
     assert run(ASK, XDG_CACHE_HOME=str(shared)) == ["True"]
+
+
+def test_an_index_whose_code_is_missing_is_not_enough(shared: Path) -> None:
+    for file in shared.rglob("*.nbc"):
+        file.unlink()
+    assert run(ASK, XDG_CACHE_HOME=str(shared)) == ["False"]
 
 
 def test_another_installation_of_the_same_version_compiles_for_itself(shared: Path, tmp_path: Path) -> None:

@@ -150,15 +150,44 @@ def test_the_vocabulary_is_read_when_the_engine_rests_or_a_grammar_needs_it(monk
             engine.learn(ascii_vocabulary())
         ours.sendall(pack(Submit("plain", (1, 2), 2, frozenset(), SamplingParams(0.0))))
         process.run_once(connection, resting)  # a request comes first
-        assert resting.has_unread
+        assert resting.has_chores
         while resting.has_work:
             process.run_once(connection, resting)
         process.run_once(connection, resting)
-        assert not resting.has_unread
+        assert not resting.has_chores
         rules = LogitRules(grammar=json_grammar(True))
         ours.sendall(pack(Submit("held", (1, 2), 2, frozenset(), SamplingParams(0.0, rules=rules))))
         process.run_once(connection, asked)
-        assert not asked.has_unread
+        assert asked.runner.grammars is not None
+
+
+def test_memory_is_touched_when_the_engine_rests_until_a_message_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "REST_SECONDS", 0.0)
+    ours, theirs = socket.socketpair()
+    pages = iter([True] * 6 + [False] * 2)
+    with ours, theirs:
+        connection, engine = process.Connection(theirs), tiny_engine()
+
+        def touch() -> bool:
+            there = next(pages)
+            if len(touched) == 3:
+                ours.sendall(pack(Submit("a", (1, 2), 2, frozenset(), SamplingParams(0.0))))
+            touched.append(there)
+            return there
+
+        touched: list[bool] = []
+        monkeypatch.setattr(engine.runner.model, "touch_ahead", touch)
+        process.run_once(connection, engine)
+        assert touched == [True] * 4
+        while not engine.scheduler.running:
+            process.run_once(connection, engine)
+        while engine.has_work:
+            process.run_once(connection, engine)
+        assert touched == [True] * 4
+        process.run_once(connection, engine)
+        assert touched == [*[True] * 6, False]
+        assert not engine.has_chores
+        assert process.patience(engine) is None
 
 
 def test_a_stream_goes_on_while_a_large_grammar_is_compiled(engine: EngineProcess) -> None:

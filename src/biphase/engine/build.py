@@ -135,8 +135,9 @@ def kernels_are_compiled() -> bool:
 
 
 def _is_kept(program: Any) -> bool:
+    """Index and code, either of which a copy or a clean-up may have lost."""
     name = f"{program.__module__.rpartition('.')[2]}.{program.__name__}"
-    return any(Path(program.stats.cache_path).glob(f"{name}-*.nbi"))
+    return all(any(Path(program.stats.cache_path).glob(f"{name}-*.{kind}")) for kind in ("nbi", "nbc"))
 
 
 def compile_kernels() -> None:

@@ -74,6 +74,10 @@ class CompiledModel:
         """Decode rows first, then chunks. Returns logits of the decodes, then of the chunks that sample."""
         return self._forward(rows, list(decodes.tables), chunks)
 
+    def touch_ahead(self) -> bool:
+        """Touch a page of the cache that later steps will use; False when all of them are there."""
+        return self._first_touch.ahead()
+
     def _forward(self, rows: Rows, singles: list[Ids32], chunks: Sequence[PrefillChunk]) -> Logits:
         sampled = [*range(len(singles)), *(chunk.end - 1 for chunk in chunks if chunk.samples)]
         logits = np.empty((len(sampled), self.config.vocab_size), dtype=np.float32)

@@ -4,10 +4,12 @@ The system hands out a large array in huge pages as they are first written, and 
 reach the end of theirs at nearly the same block, so that one step would wait for dozens of them: 0.1 to 0.2 s. So the
 next page of a layer is wanted as soon as the one before is in use, and pages are touched twice as fast as blocks
 come into use: of the steps in which one sequence decodes one in dozens. Where many are owed at once (a prompt takes its
-blocks with its first chunk), a step touches no more than twice what its rows fill, and one.
+blocks with its first chunk), a step touches no more than twice what its rows fill, and one. An engine without work
+touches them all, so that the first steps after a start find theirs.
 """
 
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,21 +43,33 @@ class FirstTouch:
         self._highest = max(block, self._highest)
         most, touched = 1 + int(_PACE * self._pages_of_a_block * rows / BLOCK), 0
         while touched < most and self._wanted(block):
-            _, number, index = self._pages.pop()
-            flat = self._flat[number]
-            flat[index] = flat[index]  # what is there stays
+            self._touch_next()
             self._due -= 1
             touched += 1
         if touched < most:  # nothing is wanted now: no saving up for a burst
             self._due = min(max(self._due, 0.0), 1.0)
         return touched
 
+    def ahead(self) -> bool:
+        """Touch one page of those that steps will want, up to a page of each layer; whether there was one."""
+        if self._distance(self._highest) > self._ahead:
+            return False
+        self._touch_next()
+        return True
+
     def _wanted(self, block: int) -> bool:
         """Whether it is time for the next page of all."""
-        if not self._pages:
-            return False
-        distance = self._pages[-1][0] - block
+        distance = self._distance(block)
         return distance <= _NEAR or (distance <= self._ahead and self._due >= 1)
+
+    def _distance(self, block: int) -> float:
+        """Blocks from this one to the first on the next page."""
+        return self._pages[-1][0] - block if self._pages else inf
+
+    def _touch_next(self) -> None:
+        _, number, index = self._pages.pop()
+        flat = self._flat[number]
+        flat[index] = flat[index]  # what is there stays
 
 
 def _pages(number: int, cache: NDArray[np.uint8]) -> list[tuple[int, int, int]]:

@@ -111,6 +111,10 @@ class Model:
 
         return self._forward(rows, attend, torch.cat((torch.arange(n), _last_rows(chunks))))
 
+    def touch_ahead(self) -> bool:
+        """Nothing: torch's cache has its memory as the system hands it out."""
+        return False
+
     def _attend_decode(self, decodes: tuple[Tensor, Tensor], layer: int, qkv: Tensor) -> Tensor:
         k, v = self._layers[layer].k, self._layers[layer].v
         out: Tensor = self.kernels.decode_attention(qkv, k, v, *decodes, self._scale)

@@ -37,7 +37,7 @@ PREPARED_SECONDS = 0.01
 
 
 REST_SECONDS = 0.5
-"""Without a message for so long, the engine reads the vocabulary: the first request need not wait for it."""
+"""Without a message for so long, the engine does what requests would otherwise wait for."""
 
 
 class Connection:
@@ -64,6 +64,11 @@ class Connection:
             messages = list(self._frames())
             if messages or patience is not None:
                 return messages
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something has come that ``receive`` has not seen, if only the end."""
+        return bool(select.select([self._sock], [], [], 0)[0])
 
     def _frames(self) -> Iterator[ToEngine]:
         start = 0
@@ -140,7 +145,14 @@ def run_once(connection: Connection, engine: "Engine") -> None:
     if engine.has_work:
         connection.send(engine.step())
     elif not messages and not engine.preparing:
-        engine.read_vocabulary()
+        rest(connection, engine)
+
+
+def rest(connection: Connection, engine: "Engine") -> None:
+    """Read the vocabulary and touch memory, until that is done or a message comes."""
+    engine.read_vocabulary()
+    while not connection.has_news and engine.touch_ahead():
+        pass
 
 
 def patience(engine: "Engine") -> float | None:
@@ -149,7 +161,7 @@ def patience(engine: "Engine") -> float | None:
         return 0.0
     if engine.preparing:
         return PREPARED_SECONDS
-    return REST_SECONDS if engine.has_unread else None
+    return REST_SECONDS if engine.has_chores else None
 
 
 def take(engine: "Engine", message: ToEngine) -> Step | None:

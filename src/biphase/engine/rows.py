@@ -58,3 +58,6 @@ class TwoPhaseModel(Protocol):
 
     def mixed(self, rows: Rows, decodes: DecodeRows, chunks: list[PrefillChunk]) -> Logits:
         """Decode rows first, then chunks. Returns logits of the decodes, then of the chunks that sample."""
+
+    def touch_ahead(self) -> bool:
+        """Ask the system for a little of the memory that later steps will use; False when nothing is left to do."""

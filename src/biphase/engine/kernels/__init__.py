@@ -60,11 +60,10 @@ def _keep_compiled_code() -> None:
 def _code_name() -> str:
     """Sources, compiler, processor and what of it is used."""
     import numba
-    from numba.core.registry import cpu_target
 
-    from biphase.engine.kernels.features import features
+    from biphase.engine.kernels.features import features, target_of_numba
 
-    _, processor, names = cpu_target.target_context.codegen().magic_tuple()
+    processor, names = target_of_numba()
     made_by = (numba.__version__, sys.implementation.cache_tag, processor, names, str(features()))
     digest = hashlib.blake2b("\0".join(made_by).encode(), digest_size=4).hexdigest()
     return f"{sources_digest()}-{processor}-{digest}"

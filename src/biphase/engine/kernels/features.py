@@ -36,18 +36,19 @@ def features() -> Features:
     """Of this process; the first call asks the kernel for the use of AMX, which Linux grants by process."""
     if os.environ.get(PORTABLE) == "1" or platform.machine() not in ("x86_64", "AMD64"):
         return Features()
-    target = _target_features()
+    target = frozenset(target_of_numba()[1].split(","))
     if "+avx512f" not in target:
         return Features()
     tiles = {"+amx-tile", "+amx-int8", "+amx-bf16"} <= target and _request_tiles()
     return Features("+avx512vnni" in target, "+avx512bf16" in target, tiles)
 
 
-def _target_features() -> frozenset[str]:
+def target_of_numba() -> tuple[str, str]:
+    """The processor that numba compiles for and its features, in LLVM's names, with commas between."""
     from numba.core.registry import cpu_target
 
-    _, _, names = cpu_target.target_context.codegen().magic_tuple()
-    return frozenset(names.split(","))
+    _, processor, names = cpu_target.target_context.codegen().magic_tuple()
+    return processor, names
 
 
 def _request_tiles() -> bool:

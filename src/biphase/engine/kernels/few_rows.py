@@ -29,18 +29,14 @@ from biphase.engine.kernels.unpack import (
     Q4,
     Q4_K,
     Q4_K_BLOCK,
-    Q4_K_D,
-    Q4_K_M,
-    Q4_K_MINIMA,
-    Q4_K_SCALES,
     Q6_K,
     Q6_K_BLOCK,
-    Q6_K_D,
     Q6_K_GROUP,
-    Q6_K_SCALES,
     Q8,
     load_six_bits,
     panel_bytes,
+    steps_of_q4_k,
+    steps_of_q6_k,
 )
 from biphase.engine.kernels.vectors import (
     dot_int8,
@@ -54,7 +50,6 @@ from biphase.engine.kernels.vectors import (
     load_f32,
     load_fill_f32,
     load_fill_i32,
-    load_i8,
     load_i32,
     low_bf16,
     prefetch,
@@ -105,12 +100,8 @@ def _nibbles(panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: A
 def _nibbles_of_blocks(panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: Any) -> None:
     for block in range(inner // 256):
         at = panel + block * Q4_K_BLOCK
-        d, m = load_f16(at + Q4_K_D), load_f16(at + Q4_K_M)
         for group in range(8):
-            for line in range(5 * group, 5 * group + 5):  # of 37
-                prefetch(at + AHEAD + 64 * line)
-            scale = d * to_float(load_i8(at + Q4_K_SCALES + 16 * group))
-            offset = m * to_float(load_i8(at + Q4_K_MINIMA + 16 * group))
+            scale, offset = steps_of_q4_k(at, group)
             cells = records + (8 * block + group) * rows * CELL
             _add_nibbles(at + 256 * group, scale, offset, cells, rows, words, out)
 
@@ -161,12 +152,8 @@ def _six_bits(panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: 
     """q + 32 is the unsigned operand, and each half of a group of the activations has a scale of its own."""
     for block in range(inner // 256):
         base = panel + block * Q6_K_BLOCK
-        d = load_f32(base + Q6_K_D)
         for group in range(8):
-            for line in range(7 * group, 7 * group + 7):  # of 53
-                prefetch(base + AHEAD + 64 * line)
-            scales = base + Q6_K_SCALES + 32 * group
-            first, second = d * to_float(load_i8(scales)), d * to_float(load_i8(scales + 16))
+            first, second = steps_of_q6_k(base, group)
             e0, e1, e2, e3, o0, o1, o2, o3 = load_six_bits(base + Q6_K_GROUP * group)
             for row in range(rows):
                 x = in_register(records + ((8 * block + group) * rows + row) * CELL)

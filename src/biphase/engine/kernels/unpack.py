@@ -142,15 +142,21 @@ def _unpack_q4(panel: Any, groups: Any, units: Any, out: Any) -> Any:
     return groups * 8
 
 
+@njit(nogil=True, cache=True, inline="always")
+def steps_of_q4_k(block: Any, group: Any) -> Any:
+    """d and m of one of the eight groups of a block; asks for as much of a later block as it has of this one."""
+    for line in range(5 * group, 5 * group + 5):  # of 37
+        prefetch(block + AHEAD + 64 * line)
+    d = load_f16(block + Q4_K_D) * to_float(load_i8(block + Q4_K_SCALES + 16 * group))
+    return d, load_f16(block + Q4_K_M) * to_float(load_i8(block + Q4_K_MINIMA + 16 * group))
+
+
 @njit(nogil=True, cache=True)
 def _unpack_q4_k(panel: Any, blocks: Any, units: Any, out: Any) -> Any:
     for block in range(blocks):
         at = panel + block * Q4_K_BLOCK
         for group in range(8):
-            for line in range(5 * group, 5 * group + 5):  # of 37
-                prefetch(at + AHEAD + 64 * line)
-            d = load_f16(at + Q4_K_D) * to_float(load_i8(at + Q4_K_SCALES + 16 * group))
-            m = load_f16(at + Q4_K_M) * to_float(load_i8(at + Q4_K_MINIMA + 16 * group))
+            d, m = steps_of_q4_k(at, group)
             _unpack_nibbles(at + 256 * group, d, m, units, 8 * block + group, out)
     return blocks * 64
 
@@ -194,16 +200,23 @@ def load_six_bits(at: Any) -> Any:
     )
 
 
+@njit(nogil=True, cache=True, inline="always")
+def steps_of_q6_k(block: Any, group: Any) -> Any:
+    """d of both halves of one of the eight groups of a block; asks for a part of a later block."""
+    for line in range(7 * group, 7 * group + 7):  # of 53
+        prefetch(block + AHEAD + 64 * line)
+    d, scales = load_f32(block + Q6_K_D), block + Q6_K_SCALES + 32 * group
+    return d * to_float(load_i8(scales)), d * to_float(load_i8(scales + 16))
+
+
 @njit(nogil=True, cache=True)
 def _unpack_q6_k(panel: Any, blocks: Any, units: Any, out: Any) -> Any:
     for block in range(blocks):
         at = panel + block * Q6_K_BLOCK
-        d = load_f32(at + Q6_K_D) * units
         for group in range(8):
-            for line in range(7 * group, 7 * group + 7):  # of 53
-                prefetch(at + AHEAD + 64 * line)
-            scales, row = at + Q6_K_SCALES + 32 * group, 64 * block + 8 * group
-            first, second = d * to_float(load_i8(scales)), d * to_float(load_i8(scales + 16))
+            row = 64 * block + 8 * group
+            first, second = steps_of_q6_k(at, group)
+            first, second = first * units, second * units
             e0, e1, e2, e3, o0, o1, o2, o3 = load_six_bits(at + Q6_K_GROUP * group)
             _store_integers(e0, 0x20, 6, first, _place(out, row))
             _store_integers(e1, 0x20, 6, first, _place(out, row + 1))
