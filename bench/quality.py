@@ -1,14 +1,15 @@
 """What precision costs: perplexity and agreement of each precision with the file's own weights in float32.
 
-    python bench/quality.py [--engine NAME:key=value,...] [--windows 16] [--json FILE] [--into docs/performance.md]
+    python bench/quality.py [--engine NAME:key=value,...] [--windows 16] [--window 512] [--json FILE]
+        [--into docs/performance.md]
 
-The text is Newton's Opticks, book 3 (bench/data/newton_opticks_book3.txt), cut into windows of 512 tokens; scored is
+The text is Newton's Opticks, book 3 (bench/data/newton_opticks_book3.txt), cut into windows; scored is
 each token of the second half of a window given all before it in the window, as llama-perplexity does. The same tokens
 for all sides:
 
 - the reference, transformers in float32 on the dequantised weights of the file (needs --transformers);
-- this engine with each set of options: decode steps of 8 sequences; and once more, at every 16th of these places, by
-  a prefill of all before it;
+- this engine with each set of options: decode steps of 8 sequences; and once more, at 16 places of each window, by a
+  prefill of all before it;
 - llama.cpp on the same file: llama-perplexity, and llama-server for the golden tokens (needs --llama).
 
 Golden: at each of the 400 tokens of tests/data/smollm2_greedy.json, given those before, is the likeliest token the
@@ -41,7 +42,7 @@ from sides import HERE, HOW, PEERS, Worker, engine_options
 
 TEXT = HERE / "data" / "newton_opticks_book3.txt"
 GOLDEN = HERE.parent / "tests" / "data" / "smollm2_greedy.json"
-WINDOW, ROWS, EVERY, TOP = 512, 8, 16, 64
+WINDOW, ROWS, PLACES, TOP = 512, 8, 16, 64
 ENGINES = ("float32:dtype=float32", "default", "bf16:dtype=bfloat16")
 Answers = dict[str, dict[str, Any]]
 
@@ -74,22 +75,24 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", action="append", help=f"NAME:key=value,...; by default {', '.join(ENGINES)}")
     parser.add_argument("--windows", type=int, default=16)
+    parser.add_argument("--window", type=int, default=WINDOW, help="tokens of a window; the quality of long contexts")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of llama.cpp")
     parser.add_argument("--port", type=int, default=18610, help="of llama-server")
     parser.add_argument("--llama", type=Path, default=PEERS / "llama" / "bin")
     parser.add_argument("--transformers", type=Path, default=PEERS / "convert" / "bin" / "python")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--into", type=Path, help="a document with marks for the table")
+    parser.add_argument("--into", type=Path, help="a document with marks quality-WINDOW for the table")
     return parser.parse_args(words)
 
 
 def run(asked: argparse.Namespace) -> None:
     """Ask all sides one after the other, compare, print, write."""
     check_writable(asked.json)
+    mark = f"quality-{asked.window}"
     if asked.into:
-        parts(asked.into, "quality")
+        parts(asked.into, mark)
     model = locate("smollm2-135m")
-    questions = {"windows": windows_question(model, asked.windows), "golden": golden_question()}
+    questions = {"windows": windows_question(model, asked.windows, asked.window), "golden": golden_question()}
     console = Console(stderr=True)
     answers: Answers = {}
     for name, command in commands(asked, model).items():
@@ -104,7 +107,7 @@ def run(asked: argparse.Namespace) -> None:
     text = markdown(save(asked.json, answers, questions))
     Console(width=140).print(Markdown(text))
     if asked.into:
-        insert(asked.into, "quality", text)
+        insert(asked.into, mark, text)
 
 
 def save(path: Path | None, answers: Answers, questions: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -115,13 +118,16 @@ def save(path: Path | None, answers: Answers, questions: dict[str, dict[str, Any
     return result
 
 
-def windows_question(model: Path, count: int) -> dict[str, Any]:
-    """The first ``count`` windows of the text."""
+def windows_question(model: Path, count: int, size: int = WINDOW) -> dict[str, Any]:
+    """The first ``count`` windows of the text, of ``size`` tokens."""
     tokens = load_text(model).encode(TEXT.read_text(), special=True)
-    if not 2 <= count <= len(tokens) // WINDOW:
-        raise BadInput(f"--windows {count}: the text has {len(tokens) // WINDOW} windows of {WINDOW}, and 2 are needed")
-    texts = [tokens[n * WINDOW : (n + 1) * WINDOW] for n in range(count)]
-    return {"kind": "windows", "windows": texts, "first": WINDOW // 2, "rows": ROWS, "every": EVERY}
+    if size < 2 * PLACES:
+        raise BadInput(f"--window {size}: {2 * PLACES} tokens are the least, half of which are scored")
+    if not 2 <= count <= len(tokens) // size:
+        raise BadInput(f"--windows {count}: the text has {len(tokens) // size} windows of {size}, and 2 are needed")
+    texts = [tokens[n * size : (n + 1) * size] for n in range(count)]
+    every = (size - size // 2) // PLACES
+    return {"kind": "windows", "windows": texts, "first": size // 2, "rows": ROWS, "every": every}
 
 
 def golden_question() -> dict[str, Any]:
@@ -173,7 +179,7 @@ def describe(answers: Answers, questions: dict[str, dict[str, Any]]) -> dict[str
     return {
         "text": TEXT.name,
         "windows": len(windows),
-        "window_tokens": WINDOW,
+        "window_tokens": len(windows[0]),
         "scored_tokens": sum(len(row) for row in answers["reference"]["windows"]["decode"]),
         "golden_tokens": sum(len(case["output"]) for case in questions["golden"]["cases"]),
         "sides": {

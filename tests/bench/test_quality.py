@@ -169,6 +169,13 @@ def test_golden_file_against_itself() -> None:
 def test_windows_of_the_text() -> None:
     found = windows_question(locate("smollm2-135m"), 3)
     assert [len(window) for window in found["windows"]] == [512] * 3
+    assert (found["first"], found["every"]) == (256, 16)
+    longer = windows_question(locate("smollm2-135m"), 3, 2048)
+    assert [len(window) for window in longer["windows"]] == [2048] * 3
+    assert longer["windows"][0][:1536] == [token for window in found["windows"] for token in window]
+    assert (longer["first"], longer["every"]) == (1024, 64)
+    with pytest.raises(BadInput, match="--window 31: 32 tokens are the least"):
+        windows_question(locate("smollm2-135m"), 3, 31)
     with pytest.raises(BadInput, match=r"--windows 1000: the text has \d\d windows of 512"):
         windows_question(locate("smollm2-135m"), 1000)
 
