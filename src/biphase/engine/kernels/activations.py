@@ -1,7 +1,7 @@
 """Rows of activations for the few-row products: RMS norm, SwiGLU, and their integers in groups of 32.
 
-A group of a row is one cell: its step, the sum of its elements, 128 times the sum of the integers of each half, then
-its upper bytes and its lower bytes. An element is step * (256 upper + lower), 16 bits, or step * upper where one word
+A group of a row is one cell: its step, the sum of its elements and that of each half, as their integers say, then its
+upper bytes and its lower bytes. An element is step * (256 upper + lower), 16 bits, or step * upper where one word
 was asked for (``words`` 1: lossy, faster). The cells of all rows for a group lie together, as a product reads them:
 ``[groups][rows]``. Records are cells and, after them, the rows themselves in float32. They are private to a thread:
 every member of a team makes its own, which takes less time than a barrier.
@@ -22,7 +22,6 @@ from biphase.engine.kernels.vectors import (
     largest_magnitude,
     load_f32,
     put_f32,
-    put_i32,
     shift_right_signed,
     store_f32,
     store_i8,
@@ -37,8 +36,8 @@ LARGEST_STEPS = (127.0, float(HALF_WORD))
 
 
 CELL = 80
-SUM, FIRST_HALF, SECOND_HALF, UPPER, LOWER = 4, 8, 12, 16, 48
-"""Where things lie in a cell, after the step; the sum of the elements is in units of their values."""
+SUM, FIRST_SUM, SECOND_SUM, UPPER, LOWER = 4, 8, 12, 16, 48
+"""Where things lie in a cell, after the step."""
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -82,8 +81,8 @@ def quantize(floats: Any, inner: Any, words: Any, cell: Any, stride: Any) -> Non
         _store_words(at + UPPER + 16, at + LOWER + 16, y, words)
         put_f32(at, step)
         put_f32(at + SUM, np.float32(first + second) * step)
-        put_i32(at + FIRST_HALF, 128 * first)
-        put_i32(at + SECOND_HALF, 128 * second)
+        put_f32(at + FIRST_SUM, np.float32(first) * step)
+        put_f32(at + SECOND_SUM, np.float32(second) * step)
 
 
 @njit(nogil=True, cache=True, inline="always")

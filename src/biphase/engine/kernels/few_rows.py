@@ -11,15 +11,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from biphase.engine.kernels.activations import (
-    CELL,
-    FIRST_HALF,
-    LOWER,
-    SECOND_HALF,
-    SUM,
-    UPPER,
-    floats_of,
-    groups_of,
+from biphase.engine.kernels.activations import CELL, floats_of, groups_of
+from biphase.engine.kernels.row_products import (
+    add_bytes,
+    add_bytes_in_halves,
+    add_words,
+    add_words_in_halves,
 )
 from biphase.engine.kernels.unpack import (
     AHEAD,
@@ -39,24 +36,19 @@ from biphase.engine.kernels.unpack import (
     steps_of_q6_k,
 )
 from biphase.engine.kernels.vectors import (
-    dot_int8,
     fill_f32,
     fill_i32,
     fma,
-    get_i32,
     high_bf16,
     in_register,
     load_f16,
     load_f32,
     load_fill_f32,
-    load_fill_i32,
     load_i32,
     low_bf16,
     prefetch,
-    shift_left,
     shift_right,
     store_f32,
-    to_float,
 )
 
 
@@ -78,12 +70,12 @@ def multiply_panel(kind: Any, panel: Any, inner: Any, records: Any, rows: Any, w
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _dots(a: Any, b: Any, c: Any, d: Any, x: Any) -> Any:
-    """The sum over 16 inner elements, 4 a vector, with the bytes at ``x``."""
-    total = dot_int8(fill_i32(0), a, load_fill_i32(x))
-    total = dot_int8(total, b, load_fill_i32(x + 4))
-    total = dot_int8(total, c, load_fill_i32(x + 8))
-    return dot_int8(total, d, load_fill_i32(x + 12))
+def _add(weights: Any, scale: Any, offset: Any, cells: Any, rows: Any, words: Any, out: Any) -> None:
+    a, b, c, d, e, f, g, h = weights
+    if words == 2:
+        add_words(a, b, c, d, e, f, g, h, scale, offset, cells, rows, out)
+    else:
+        add_bytes(a, b, c, d, e, f, g, h, scale, offset, cells, rows, out)
 
 
 @njit(nogil=True, cache=True)
@@ -112,19 +104,12 @@ def _add_nibbles(at: Any, scale: Any, offset: Any, cells: Any, rows: Any, words:
     p, q, r, s = load_i32(at), load_i32(at + 64), load_i32(at + 128), load_i32(at + 192)
     a, b, c, d = p & mask, q & mask, r & mask, s & mask
     e, f, g, h = shift_right(p, 4) & mask, shift_right(q, 4) & mask, shift_right(r, 4) & mask, shift_right(s, 4) & mask
-    for row in range(rows):
-        x = in_register(cells + row * CELL)
-        total = _dots(a, b, c, d, x + UPPER) + _dots(e, f, g, h, x + UPPER + 16)
-        if words == 2:
-            total = shift_left(total, 8) + _dots(a, b, c, d, x + LOWER) + _dots(e, f, g, h, x + LOWER + 16)
-        scaled = to_float(total) * load_fill_f32(x)
-        sums = fma(offset, load_fill_f32(x + SUM), load_f32(out + 64 * row))
-        store_f32(out + 64 * row, fma(scaled, scale, sums))
+    _add((a, b, c, d, e, f, g, h), scale, offset, cells, rows, words, out)
 
 
 @njit(nogil=True, cache=True)
 def _bytes(by_row: Any, panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: Any) -> None:
-    """q + 128 is the unsigned operand, so each group's result is 128 times the sum of its activations too high."""
+    """q + 128 is the unsigned operand, so the offset is -128 times the scale."""
     size = 512 if by_row else 544
     for group in range(groups_of(inner)):
         at = panel + group * size
@@ -133,14 +118,8 @@ def _bytes(by_row: Any, panel: Any, inner: Any, records: Any, rows: Any, words: 
         a, b, c, d = load_i32(at), load_i32(at + 64), load_i32(at + 128), load_i32(at + 192)
         e, f, g, h = load_i32(at + 256), load_i32(at + 320), load_i32(at + 384), load_i32(at + 448)
         scale = fill_f32(np.float32(1)) if by_row else load_f16(at + 512)
-        for row in range(rows):
-            x = in_register(records + (group * rows + row) * CELL)
-            total = _dots(a, b, c, d, x + UPPER) + _dots(e, f, g, h, x + UPPER + 16)
-            if words == 2:
-                total = shift_left(total, 8) + _dots(a, b, c, d, x + LOWER) + _dots(e, f, g, h, x + LOWER + 16)
-            total = total - fill_i32(get_i32(x + FIRST_HALF) + get_i32(x + SECOND_HALF))
-            scaled = to_float(total) * load_fill_f32(x)
-            store_f32(out + 64 * row, fma(scaled, scale, load_f32(out + 64 * row)))
+        offset = scale * fill_f32(np.float32(-128))
+        _add((a, b, c, d, e, f, g, h), scale, offset, records + group * rows * CELL, rows, words, out)
     if by_row:
         scale = load_f32(panel + panel_bytes(INT8, inner) - 64)
         for row in range(rows):
@@ -149,23 +128,18 @@ def _bytes(by_row: Any, panel: Any, inner: Any, records: Any, rows: Any, words: 
 
 @njit(nogil=True, cache=True)
 def _six_bits(panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: Any) -> None:
-    """q + 32 is the unsigned operand, and each half of a group of the activations has a scale of its own."""
+    """q + 32 is the unsigned operand, and each half of a group has a scale of its own."""
+    minus = fill_f32(np.float32(-32))
     for block in range(inner // 256):
         base = panel + block * Q6_K_BLOCK
         for group in range(8):
             first, second = steps_of_q6_k(base, group)
-            e0, e1, e2, e3, o0, o1, o2, o3 = load_six_bits(base + Q6_K_GROUP * group)
-            for row in range(rows):
-                x = in_register(records + ((8 * block + group) * rows + row) * CELL)
-                even, odd = _dots(e0, e1, e2, e3, x + UPPER), _dots(o0, o1, o2, o3, x + UPPER + 16)
-                if words == 2:
-                    even = shift_left(even, 8) + _dots(e0, e1, e2, e3, x + LOWER)
-                    odd = shift_left(odd, 8) + _dots(o0, o1, o2, o3, x + LOWER + 16)
-                even = even - fill_i32(get_i32(x + FIRST_HALF) >> 2)  # of 128 times the sum
-                odd = odd - fill_i32(get_i32(x + SECOND_HALF) >> 2)
-                step = load_fill_f32(x)
-                sums = fma(to_float(even) * step, first, load_f32(out + 64 * row))
-                store_f32(out + 64 * row, fma(to_float(odd) * step, second, sums))
+            a, b, c, d, e, f, g, h = load_six_bits(base + Q6_K_GROUP * group)
+            cells, p, q = records + (8 * block + group) * rows * CELL, first * minus, second * minus
+            if words == 2:
+                add_words_in_halves(a, b, c, d, e, f, g, h, first, p, second, q, cells, rows, out)
+            else:
+                add_bytes_in_halves(a, b, c, d, e, f, g, h, first, p, second, q, cells, rows, out)
 
 
 @njit(nogil=True, cache=True, inline="always")
