@@ -140,6 +140,20 @@ def test_products_equal_numpy_to_the_bit(rows, inner, columns, words, mode, seed
 
 
 @pytest.mark.parametrize("words", [1, 2])
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 17, 400, 575])
+def test_one_value_that_is_not_finite_is_seen_in_all_results_of_its_row_and_in_no_other(words, poison, place):
+    rng = np.random.default_rng(place)
+    x, high, low, steps, bias = problem(rng, 20, 576, 16)
+    panels, out = unpacked(high, low, steps, bias, [0]), np.zeros((20, 16), np.float32)
+    x[5, place] = poison
+    multiply(x, panels, out, Mode.STORE, words)
+    assert not np.isfinite(out[5]).any()
+    others = np.delete(np.arange(20), 5)
+    np.testing.assert_array_equal(out[others], expected(x[others], high, low, steps, words) + bias)
+
+
+@pytest.mark.parametrize("words", [1, 2])
 def test_gate_and_up(words):
     rng = np.random.default_rng(7)
     x, high, low, steps, _ = problem(rng, 37, 576, 80)

@@ -119,14 +119,14 @@ def _products(model: CompiledModel, operator: str, matrices: range, rows: int, p
     own = image.matrices[matrices.start : matrices.stop]
     threads = get_num_threads()
     team, x = new_team(threads), _random(rows, int(own[:, INNER].max()))
-    arguments: tuple[Any, ...] = (threads, words, image, matrices.start, matrices.stop, x)
+    out = np.zeros((rows, int(own[:, COLUMNS].max()) + LANES), dtype=np.float32)
+    arguments: tuple[Any, ...] = (threads, words, image, matrices.start, matrices.stop, x, out)
     if program is Program.FEW:
         kernel = alone.few_row_products
         arguments += (few.new_work(shape, threads, rows, 0).scratch,)
     else:
         kernel = alone.many_row_products
-        out = np.zeros((rows, int(own[:, COLUMNS].max()) + LANES), dtype=np.float32)
-        arguments += (out, many.new_work(shape, threads, words, rows, 1))
+        arguments += (many.new_work(shape, threads, words, rows, 1),)
     work = kernel_work.products(model.packed, matrices, rows, words, program)
     return Case(_subject(model, operator, rows, program), work, lambda: kernel(team.ctypes.data, *arguments))
 

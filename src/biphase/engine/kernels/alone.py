@@ -1,7 +1,7 @@
 """Operators of the two programs by themselves, over all layers, for timing: the same inner functions on the same team.
 
-A product includes making integers of its activations, and with many rows the unpacking of its weights; results stay in
-buffers that the next matrix writes over. Attention includes the merge of its parts.
+A product includes making integers of its activations, with many rows the unpacking of its weights, SwiGLU behind gate
+and up, and the store of its results, over those of the matrix before. Attention includes the merge of its parts.
 """
 
 from typing import Any
@@ -13,37 +13,48 @@ from biphase.engine.kernels.activations import plain_records, record_bytes
 from biphase.engine.kernels.few_rows import multiply_panel
 from biphase.engine.kernels.few_rows_step import attend_rows, merge_head
 from biphase.engine.kernels.flash import Chunk, Heads, Rows, attend, attention_items, query_tile
-from biphase.engine.kernels.gemm import GLU, STORE, TILES, Output
-from biphase.engine.kernels.image import ADDRESS, FIRST, GATE_UP, INNER, KIND, MATRICES, PANELS
+from biphase.engine.kernels.gemm import GLU, STORE, TILES, Output, silu_multiply, store_rows
+from biphase.engine.kernels.image import ADDRESS, COLUMN, FIRST, GATE_UP, INNER, KIND, MATRICES, PANELS, VALID
 from biphase.engine.kernels.many_rows_step import ROW_BLOCK, _address, _Member, _multiply, _quantize
 from biphase.engine.kernels.row_tiles import Source
 from biphase.engine.kernels.team import Seat, barrier, next_item, next_of_part
 from biphase.engine.kernels.tiles import configure_tiles, release_tiles
+from biphase.engine.kernels.vectors import fill_f32
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def few_row_products(
-    team: Any, threads: Any, words: Any, image: Any, first: Any, last: Any, x: Any, scratch: Any
+    team: Any, threads: Any, words: Any, image: Any, first: Any, last: Any, x: Any, out: Any, scratch: Any
 ) -> None:
-    """Matrices ``first`` to ``last - 1`` of the table with the rows ``x``; ``scratch`` as in ``few_rows_step.Work``."""
+    """Matrices ``first`` to ``last - 1`` of the table with the rows ``x``, into the rows ``out``.
+
+    ``scratch`` is that of a ``few_rows_step.Work`` for as many rows.
+    """
     for member in prange(threads):
         seat = Seat(team, threads, np.int64(member))
-        _few_row_products(seat, words, image, first, last, x, scratch[member].ctypes.data)
+        _few_row_products(seat, words, image, first, last, x, out, scratch[member].ctypes.data)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _few_row_products(seat: Any, words: Any, image: Any, first: Any, last: Any, x: Any, scratch: Any) -> None:
-    rows = len(x)
+def _few_row_products(seat: Any, words: Any, image: Any, first: Any, last: Any, x: Any, out: Any, scratch: Any) -> None:
+    rows, target = len(x), Output(STORE, _address(out), out.strides[0], len(x))
     for number in range(first, last):
         matrix = image.matrices[number]
-        inner = matrix[INNER]
-        out = scratch + rows * record_bytes(inner)
+        inner, paired = matrix[INNER], 2 if number % MATRICES == GATE_UP else 1
+        results = scratch + rows * record_bytes(inner)
         plain_records(x.ctypes.data, rows, inner, x.strides[0], words, scratch)
-        item = next_of_part(seat, matrix[PANELS])
-        while item < matrix[PANELS]:
-            panel = image.panels[matrix[FIRST] + item]
-            multiply_panel(panel[KIND], panel[ADDRESS], inner, scratch, rows, words, out)
-            item = next_of_part(seat, matrix[PANELS])
+        items = matrix[PANELS] // paired
+        item = next_of_part(seat, items)
+        while item < items:
+            place = matrix[FIRST] + paired * item
+            for half in range(paired):
+                panel = image.panels[place + half]
+                multiply_panel(panel[KIND], panel[ADDRESS], inner, scratch, rows, words, results + 64 * rows * half)
+            if paired == 2:
+                silu_multiply(results, results + 64 * rows, rows)
+            panel = image.panels[place]
+            store_rows(results, 0, rows, fill_f32(np.float32(0)), panel[COLUMN], panel[VALID], target)
+            item = next_of_part(seat, items)
         barrier(seat.team, seat.threads)
 
 

@@ -278,7 +278,7 @@ def _rotate_and_store(
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _attend_all(member: Any, shape: Any, k: Any, v: Any, step: Any, work: Any) -> None:
-    """Phases: keys and values of the chunks in tiles; the chunks; the single rows; the merge of those."""
+    """Phases: the chunks; the single rows; the merge of the parts of those."""
     heads = Heads(shape.heads, shape.kv_heads, shape.dim, 0, shape.int8_kv)
     if len(step.chunks):
         _attend_chunks(member, heads, k, v, step, work)

@@ -67,7 +67,7 @@ class Unit(IntEnum):
 
 FLOAT32, INT8_DOT, BF16_DOT, INT8_TILES, BF16_TILES = (int(unit) for unit in Unit)
 _SUMS = 12 if features().int8_dot else 4
-"""Vectors that a loop adds to: with the operands they fill 32 registers of 512 bits, or 16 of half the width."""
+"""Vectors that a loop adds to: more than are under way, two a cycle for five cycles; or what narrow ones hold."""
 _TILES = 4
 OPERATIONS = {
     Unit.FLOAT32: _SUMS * LANES * 2,

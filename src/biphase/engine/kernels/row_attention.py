@@ -38,7 +38,7 @@ RUN = 16
 AHEAD = 3
 """Cells (a block's keys or values of one head) between the one that is computed and the one that is asked for."""
 LOWEST = np.float32(-1e30)
-"""The score of a token that is not there; exp(LOWEST - anything real) is 0."""
+"""The score of a token that is not there: exp(LOWEST - anything real) is below 2e-38, and of no weight beside 1."""
 
 
 class Past(NamedTuple):

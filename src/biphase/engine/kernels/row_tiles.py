@@ -2,10 +2,10 @@
 
 A row becomes integers, one step per block of at most 384 inner elements: 16-bit ones in two signed bytes,
 v = 256 upper + lower (``words`` 2: step = max |v| / 32512), or plain int8 ones (``words`` 1: step = max |v| / 127, the
-lossy choice). int32 sums of products of two such bytes, two of them, would hold 768; in halves of that, an outlier
-takes less from the others' precision (SmolLM2's logits then differ from float32's by 0.0069 in the root mean square,
-not by 0.0083). Neither the rows beside it nor the place of a chunk's cut change a row's integers, so they do not
-change its results.
+lossy choice). Sums of two products of such bytes for each element are exact in float32 up to 512 elements (2 x 128 x
+127 x 512 < 2**24); in shorter blocks an outlier takes less from the others' precision (SmolLM2's logits then differ
+from float32's by 0.0069 in the root mean square, with twice the length by 0.0083). Neither the rows beside it nor the
+place of a chunk's cut change a row's integers, so they do not change its results.
 
 Tiles lie in the order of use: for each 16 rows and 64 inner elements the tile of upper bytes [16, 64], then that of
 lower bytes. Where products are taken by vectors, whose dot product wants one side unsigned, 128 is added to every byte.
@@ -21,12 +21,10 @@ from biphase.engine.kernels.features import features
 from biphase.engine.kernels.panels import HALF_WORD
 from biphase.engine.kernels.tiles import TILE_BYTES
 from biphase.engine.kernels.vectors import (
-    absolute,
     fill_f32,
     fill_i32,
-    greater,
+    largest_magnitude,
     load_f32,
-    max_f32,
     put_f32,
     shift_right_signed,
     store_f32,
@@ -145,10 +143,12 @@ def _quantize_row(values: Any, tile: Any, row: Any, x: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _largest(values: Any, begin: Any, end: Any) -> Any:
-    largest = fill_f32(0)
-    for i in range(begin, end, 16):
-        largest = greater(absolute(load_f32(values + 4 * i)), largest)
-    return max_f32(largest)
+    """NaN where one of the values is: integers cannot be, so the step has to say it."""
+    largest = np.float32(0)
+    for i in range(begin, end, 32):
+        here = largest_magnitude(load_f32(values + 4 * i), load_f32(values + 4 * i + 64))
+        largest = here if here > largest or here != here else largest  # or NaN
+    return largest
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -4,12 +4,13 @@ numba has scalars and arrays; these intrinsics add ``float32x16`` and ``int32x16
 LLVM IR. Memory is named by address (int64, from ``array.ctypes.data``), so that a kernel can walk one packed buffer of
 several formats; whoever passes an address keeps its array alive. Nothing is aligned by assumption.
 
-Every operation is generic IR, which LLVM splits for narrower registers, except ``dot_int8`` and ``dot_bf16``: those
-have an instruction where ``features`` says so and arithmetic of the same meaning elsewhere (``dot_int8`` equal to the
-bit; ``dot_bf16`` up to the order of its two additions).
+Operations are generic IR, which LLVM splits for narrower registers. A few have an instruction of their own where
+``features`` says so, and arithmetic of the same meaning elsewhere: equal to the bit, but for the order of the two
+additions of ``dot_bf16``.
 """
 
 import operator
+import platform
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -349,7 +350,7 @@ get_atomic = operation(
 
 
 def _pause(b: Any) -> None:
-    if features() != type(features())():
+    if platform.machine() in ("x86_64", "AMD64"):
         call(b, "llvm.x86.sse2.pause", ir.VoidType())
 
 
