@@ -24,10 +24,21 @@ FAMILIES = {
     "llama3": {"model_type": "llama", "tie_word_embeddings": False, "rope_parameters": LLAMA3},
     "linear": {"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
     "mistral": {"model_type": "mistral", "head_dim": 32, "sliding_window": None, "rope_parameters": LONG},
+    "mistral, window": {
+        "model_type": "mistral", "head_dim": 32, "num_hidden_layers": 3, "max_position_embeddings": 512,
+        "sliding_window": 19, "rope_parameters": LONG,
+    },
     "qwen2": {"model_type": "qwen2", "use_sliding_window": False, "rope_parameters": LONG},
+    "qwen2, window": {
+        "model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0, "sliding_window": 35,
+        "max_position_embeddings": 512,
+        "rope_parameters": LONG,
+    },
     "qwen3": {"model_type": "qwen3", "head_dim": 32, "use_sliding_window": False, "rope_parameters": LONG},
 }  # fmt: skip
 TOKENS = [int(i * 37 % 128) for i in range(40)]
+LONG_TOKENS = [int(i * i * 37 % 127) for i in range(340)]
+"""For windows: far beyond them, and in more than one run of attention."""
 
 
 def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -42,18 +53,22 @@ def main() -> None:
 
     cases = []
     for label, extra in FAMILIES.items():
-        config = transformers.AutoConfig.for_model(**SHAPE, **extra)
+        config = transformers.AutoConfig.for_model(**(SHAPE | extra))
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         for name, parameter in model.named_parameters():
             parameter.data = torch.from_numpy(values(name, tuple(parameter.shape)))
         model.tie_weights()
         with torch.inference_mode():
-            logits = model(torch.tensor([TOKENS])).logits[0]
+            tokens = LONG_TOKENS if extra.get("sliding_window") else TOKENS
+            logits = model(torch.tensor([tokens])).logits[0]
         names = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-        rows = {str(row): [round(float(x), 5) for x in logits[row]] for row in (0, 17, 39)}
-        cases.append({"label": label, "config": {**SHAPE, **extra}, "tensors": names, "logits": rows})
+        rows = {
+            str(row): [round(float(x), 5) for x in logits[row]]
+            for row in (0, 17, len(tokens) // 2 - 1, len(tokens) - 1)
+        }
+        cases.append({"label": label, "config": SHAPE | extra, "tensors": names, "tokens": tokens, "logits": rows})
     made_with = f"transformers {transformers.__version__}, torch {torch.__version__}, float32"
-    print(json.dumps({"made_with": made_with, "tokens": TOKENS, "cases": cases}))
+    print(json.dumps({"made_with": made_with, "cases": cases}))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from biphase.engine.build import warm_up
+from biphase.engine.build import COMPILING, warm_up
 from biphase.engine.engine import Engine
 from biphase.engine.kernels.select import compiled_kernels, reference_kernels
 from biphase.engine.messages import Output, Submit
@@ -217,14 +217,19 @@ def test_measuring_steps_leaves_no_trace_in_the_engine() -> None:
     assert engine.scheduler.pool.num_free == 40
 
 
-def test_compiled_code_that_cannot_be_read_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage", [EOFError("Ran out of input"), RuntimeError("LLVM bitcode parsing error"), IndexError(7)], ids=repr
+)
+def test_compiled_code_that_cannot_be_read_is_made_again(
+    damage: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Files of no length, as a full disk leaves them: what the first reading raises, and a second that finds none."""
-    engine, told = tiny_engine(), []
+    engine, told, said = tiny_engine(), [], []
 
     def measure(groups: object, tokens_per_step: object = None) -> list:
         told.append(groups)
-        if len(told) == 1:
-            raise EOFError("Ran out of input")
+        if len(told) in (1, 3):
+            raise damage
         return []
 
     monkeypatch.setattr(engine, "measure", measure)
@@ -233,6 +238,10 @@ def test_compiled_code_that_cannot_be_read_is_made_again(monkeypatch: pytest.Mon
     damaged = tmp_path / "biphase" / "kernels" / "a.1.nbc"
     damaged.parent.mkdir(parents=True)
     damaged.touch()
-    warm_up(engine)
+    warm_up(engine, said.append)
     assert len(told) == 2
     assert not damaged.exists()
+    assert said == ["the kernels that were kept cannot be read; " + COMPILING]
+    with pytest.raises(type(damage)):  # nothing is kept that could be damaged
+        warm_up(engine)
+    assert len(told) == 3

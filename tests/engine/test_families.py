@@ -8,8 +8,10 @@ import torch
 from safetensors.torch import save_file
 
 from biphase.engine import kv_cache
+from biphase.engine.build import build
 from biphase.engine.loading import load
 from biphase.engine.model import Model
+from biphase.engine.options import EngineOptions
 from tests.data.make_tiny_families import values
 from tests.engine.tiny import prefill
 
@@ -33,7 +35,11 @@ def logits_in_chunks(model: Model, tokens: list[int], sizes: list[int]) -> torch
     return logits[0]
 
 
-@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: case["label"])
+WITHIN = [case for case in GOLDEN["cases"] if not case["config"].get("sliding_window")]
+SLIDING = [case for case in GOLDEN["cases"] if case["config"].get("sliding_window")]
+
+
+@pytest.mark.parametrize("case", WITHIN, ids=lambda case: case["label"])
 def test_logits_equal_transformers(case: dict, tmp_path: Path) -> None:
     write_folder(tmp_path, case, shards=2)
     config, weights = load(str(tmp_path), "float32")
@@ -41,6 +47,37 @@ def test_logits_equal_transformers(case: dict, tmp_path: Path) -> None:
     for row, expected in case["logits"].items():
         n = int(row) + 1
         for sizes in ([n], [n // 2, n - n // 2] if n > 1 else [1]):
-            got = logits_in_chunks(model, GOLDEN["tokens"], sizes)
+            got = logits_in_chunks(model, case["tokens"], sizes)
             # float32 sums in another order: a few units in the sixth digit of logits of magnitude 1 to 10
             torch.testing.assert_close(got, torch.tensor(expected), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("crossover", [2, 17], ids=["many-row program", "few-row program"])
+@pytest.mark.parametrize("case", SLIDING, ids=lambda case: case["label"])
+def test_windows_of_the_compiled_programs(case: dict, crossover: int, tmp_path: Path) -> None:
+    """Prompts in one chunk and in several, then rows one by one, to where the window has left most of them behind."""
+    pytest.importorskip("numba")
+    from biphase.engine.compiled import CompiledModel, PagedCache
+    from biphase.engine.loading import open_source
+    from biphase.engine.packing import pack
+
+    write_folder(tmp_path, case)
+    source = open_source(tmp_path, random_weights=False)
+    assert source.config.sliding_window == case["config"]["sliding_window"]
+    model = CompiledModel(source.config, pack(source.config, source), PagedCache(source.config, 32))
+    model.crossover = crossover
+    for row, expected in case["logits"].items():
+        n = int(row) + 1
+        for sizes in ([n], [n - n // 3, *[1] * (n // 3)], [5] * (n // 5) + [1] * (n % 5)):
+            got = logits_in_chunks(model, case["tokens"], sizes)
+            # integers of 16 bits: measured below 0.002 beside logits of up to 10
+            torch.testing.assert_close(got, torch.tensor(expected), atol=1e-2, rtol=1e-2)
+
+
+def test_torch_stays_within_the_window(tmp_path: Path) -> None:
+    """Its attention has none, and within it a model is one without."""
+    case = next(case for case in SLIDING if "mistral" in case["label"])
+    write_folder(tmp_path, case)
+    for dtype, positions in (("float32", 19), ("auto", 512)):
+        options = EngineOptions(model=str(tmp_path), dtype=dtype, kv_cache_gb=0.01)
+        assert build(options)[1].max_model_len == positions

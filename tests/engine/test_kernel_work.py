@@ -74,6 +74,16 @@ def test_an_int8_cache_is_read_in_bytes_and_scales() -> None:
     assert kernel_work.chunk(shape, 20, 33).read_bytes == 2 * 2 * (16 + 4) * 53
 
 
+@pytest.mark.parametrize(("rows", "past"), [(1, 0), (5, 0), (20, 33), (9, 2)])
+def test_attention_within_a_window_reads_and_counts_what_it_sees(rows: int, past: int) -> None:
+    shape, window = packed().shape._replace(window=7), 7
+    pairs = [(row, key) for row in range(past, past + rows) for key in range(past + rows) if row - window < key <= row]
+    work = kernel_work.chunk(shape, rows, past)
+    assert work.operations == 2 * 2 * 16 * 4 * len(pairs)
+    assert work.read_bytes == 2 * 16 * 2 * 2 * len({key for _, key in pairs})
+    assert kernel_work.single_rows(shape, [3, 100]).operations == 2 * 2 * 16 * 4 * (3 + 7)
+
+
 @pytest.mark.parametrize(("rows", "past"), [(1, 0), (5, 0), (20, 33)])
 def test_attention_of_a_chunk_counts_the_pairs_that_the_mask_leaves(rows: int, past: int) -> None:
     pairs = sum(key <= past + row for row in range(rows) for key in range(past + rows))

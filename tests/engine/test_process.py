@@ -190,6 +190,26 @@ def test_memory_is_touched_when_the_engine_rests_until_a_message_comes(monkeypat
         assert process.patience(engine) is None
 
 
+def test_an_engine_that_loads_ends_with_its_server() -> None:
+    """Killed, not closed: compiling for minutes it would hold the cores of the next start."""
+    code = (
+        "import socket, sys, time; from biphase.engine.process import Connection\n"
+        "with Connection(socket.socket(fileno=int(sys.argv[1]))).watched(): print(1, flush=True); time.sleep(60)"
+    )
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-c", code, str(theirs.fileno())]
+        loading = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdout=subprocess.PIPE)
+    assert loading.stdout is not None
+    with loading.stdout as out:
+        assert out.readline() == b"1\n"
+        ours.sendall(b"something unread")
+        with pytest.raises(subprocess.TimeoutExpired):
+            loading.wait(3 * process.WATCH_SECONDS)
+        ours.close()
+        assert loading.wait(30) == 0
+
+
 def test_a_stream_goes_on_while_a_large_grammar_is_compiled(engine: EngineProcess) -> None:
     """Compiling takes some tenths of a second, a step of this model a millisecond."""
     branches = [

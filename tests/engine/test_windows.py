@@ -19,8 +19,17 @@ SHAPE: dict[str, Any] = {
 }
 
 
+def reach(family: str, **fields: Any) -> tuple[int, int]:
+    """Positions, and the window of every layer; 0 is none."""
+    config = from_hf({**SHAPE, "model_type": family, **fields}, "here")
+    return config.max_position, config.sliding_window
+
+
 def context(family: str, **fields: Any) -> int:
-    return from_hf({**SHAPE, "model_type": family, **fields}, "here").max_position
+    """Of a model without a window in every layer."""
+    positions, window = reach(family, **fields)
+    assert not window
+    return positions
 
 
 def test_engine_and_roofline_know_the_same_families() -> None:
@@ -52,11 +61,14 @@ def test_listed_layers_say_it_themselves() -> None:
     assert context("qwen2", **on, layer_types=mixed) == 4096
     assert context("mistral", sliding_window=4096, layer_types=full) == 32768
     assert context("mistral", sliding_window=4096, layer_types=mixed) == 4096
+    assert reach("qwen2", **on, layer_types=["sliding_attention"] * 30) == (32768, 4096)
+    assert reach("qwen2", **on) == (32768, 4096)
 
 
 def test_other_families() -> None:
     """Mistral 7B v0.1 slides in every layer; transformers' Llama knows no window."""
-    assert context("mistral", sliding_window=4096) == 4096
+    assert reach("mistral", sliding_window=4096) == (32768, 4096)
+    assert context("mistral", sliding_window=32768) == 32768
     assert context("mistral", sliding_window=None) == 32768
     assert context("llama", sliding_window=4096) == 32768
 
@@ -93,7 +105,8 @@ def test_what_cannot_be_is_one_clear_line(family: str, fields: dict[str, Any], l
 
 
 @pytest.mark.parametrize(
-    ("family", "window", "found"), [("llama", 4096, 4096), ("llama", 0, 32768), ("qwen2", 8, 32768)]
+    ("family", "window", "found"),
+    [("llama", 4096, 4096), ("llama", 0, 0), ("llama", 32768, 0), ("qwen2", 8, 0)],
 )
 def test_a_window_in_a_gguf_file(family: str, window: int, found: int) -> None:
     numbers = {
@@ -106,4 +119,20 @@ def test_a_window_in_a_gguf_file(family: str, window: int, found: int) -> None:
         "attention.sliding_window": window,
     }
     metadata = {"general.architecture": family, **{f"{family}.{key}": value for key, value in numbers.items()}}
-    assert from_gguf(metadata, {"token_embd.weight": (80, 64)}, "here").max_position == found
+    config = from_gguf(metadata, {"token_embd.weight": (80, 64)}, "here")
+    assert (config.max_position, config.sliding_window) == (32768, found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"num_hidden_layers": 4_000_000_000}, "4,000,000,000 layers are more than any model has; at most 10,000"),
+        ({"max_position_embeddings": 1 << 40}, "1,099,511,627,776 positions are more than any model has; at most"),
+        ({"rope_theta": float("nan")}, "here: rope_theta is nan, expected a number above 0"),
+        ({"rope_theta": float("inf")}, "here: rope_theta is inf, expected a number above 0"),
+    ],
+)
+def test_counts_of_a_damaged_file_are_refused_before_they_fill_the_memory(fields: dict[str, Any], line: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        context("llama", **fields)
+    assert str(caught.value).startswith(line)

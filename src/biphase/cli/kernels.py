@@ -53,6 +53,10 @@ def kernels(
     missing = [name for name in ("gguf", "numba", "torch") if importlib.util.find_spec(name) is None]
     if missing:
         raise BadInput(f"biphase kernels needs {', '.join(missing)}; run: pip install 'biphase[engine]'")
+    from biphase.engine.kernels import can_compile
+
+    if not can_compile():
+        raise BadInput("biphase kernels times compiled kernels, and NUMBA_DISABLE_JIT is set: unset it")
     from biphase.engine.build import DAMAGED
     from biphase.engine.kernel_timing import time_kernels
     from biphase.engine.kernels import forget_compiled_code

@@ -1,31 +1,31 @@
 """From options to an engine that is ready: model loaded, kernels compiled, KV pool reserved, limits settled."""
 
-import importlib.util
 import os
 import pickle
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from biphase.engine.config import ModelConfig
 from biphase.engine.engine import Engine
-from biphase.engine.kernels import forget_compiled_code
+from biphase.engine.kernels import can_compile, forget_compiled_code
 from biphase.engine.messages import Ready
 from biphase.engine.options import EngineOptions
 from biphase.engine.packed_loading import check_choices, load_packed
 from biphase.engine.rows import TwoPhaseModel
 from biphase.engine.trace import Trace
-from biphase.errors import BadInput
+from biphase.errors import BadInput, BiphaseError
 from biphase.scheduling.config import SchedulerConfig
 from biphase.scheduling.step_time import StepTimeLaw
 
 if TYPE_CHECKING:
     from biphase.engine.kernels.image import PackedModel
 
-DAMAGED = (EOFError, pickle.UnpicklingError)
-"""What numba raises when compiled code that it kept cannot be read."""
+DAMAGED = (EOFError, pickle.UnpicklingError, RuntimeError)
+"""What numba and LLVM raise, as a rule, when compiled code that was kept cannot be read."""
 COMPILING = "compiling kernels (one to two minutes; kept for the next start)"
 BLOCK_SIZE = 16
 """Tokens per KV block, as in vLLM: small enough to waste half a block a sequence, long enough to read in one run."""
@@ -42,10 +42,10 @@ def build(options: EngineOptions, progress: Callable[[str], None] = lambda _: No
     set_threads(threads_of(options))
     progress(f"loading {options.model}")
     trace = Trace(Path(options.trace)) if options.trace else None
-    model, config, dtypes = _model(options)
+    model, config, dtypes = _model(options, progress)
     engine = Engine(model, config, trace)
     progress(COMPILING if hasattr(model, "crossover") and not kernels_are_compiled() else "warming up")
-    warm_up(engine)
+    warm_up(engine, progress)
     ready = Ready(
         max_model_len=config.max_request_tokens,
         vocab_size=model.config.vocab_size,
@@ -59,25 +59,40 @@ def build(options: EngineOptions, progress: Callable[[str], None] = lambda _: No
     return engine, ready
 
 
-def _model(options: EngineOptions) -> tuple[TwoPhaseModel, SchedulerConfig, tuple[str, str]]:
+def _model(
+    options: EngineOptions, say: Callable[[str], None]
+) -> tuple[TwoPhaseModel, SchedulerConfig, tuple[str, str]]:
     """The model with its cache, its limits, and the types of weights and cache."""
     packed = load_packed(options)
-    return _torch_model(options) if packed is None else _compiled_model(options, *packed)
+    return _torch_model(options) if packed is None else _compiled_model(options, say, *packed)
 
 
 def _compiled_model(
-    options: EngineOptions, shape: ModelConfig, packed: "PackedModel"
+    options: EngineOptions, say: Callable[[str], None], shape: ModelConfig, packed: "PackedModel"
 ) -> tuple[TwoPhaseModel, SchedulerConfig, tuple[str, str]]:
     from biphase.engine.compiled import CompiledModel, PagedCache
     from biphase.engine.kernels.cells import block_bytes
     from biphase.engine.registries import load_registries
 
     load_registries()
+    keep_to_members_at_once(say)
     int8_kv = options.kv_cache_dtype == "int8"
     config = _limits(options, shape, block_bytes(shape.num_layers, shape.num_kv_heads, shape.head_dim, int8_kv))
     words = 1 if options.activations == "int8" else 2
     model = CompiledModel(shape, packed, PagedCache(shape, config.num_blocks, int8_kv), words)
     return model, config, ("native" if options.dtype == "auto" else "int8", "int8" if int8_kv else "float16")
+
+
+def keep_to_members_at_once(say: Callable[[str], None]) -> None:
+    """A program whose members do not all run would wait for the others for ever."""
+    import numba
+
+    from biphase.engine.kernels.team import members_at_once
+
+    asked = numba.get_num_threads()
+    if (found := members_at_once(asked)) < asked:
+        say(f"only {found} of {asked} threads run at once (OMP_THREAD_LIMIT, OMP_DYNAMIC?), so steps take {found}")
+        numba.set_num_threads(found)
 
 
 def _torch_model(options: EngineOptions) -> tuple[TwoPhaseModel, SchedulerConfig, tuple[str, str]]:
@@ -90,20 +105,25 @@ def _torch_model(options: EngineOptions) -> tuple[TwoPhaseModel, SchedulerConfig
     torch.set_num_threads(threads_of(options))
     shape, weights = load(options.model, options.dtype, options.random_weights)
     dtype = weights.embedding.dtype
-    config = _limits(options, shape, shape.kv_bytes_per_token(dtype.itemsize) * BLOCK_SIZE)
+    within = min(shape.max_position, shape.sliding_window or shape.max_position)  # torch's attention has no window
+    reach = replace(shape, max_position=within)
+    config = _limits(options, reach, shape.kv_bytes_per_token(dtype.itemsize) * BLOCK_SIZE)
     cache = kv_cache.allocate(shape, config.num_blocks, BLOCK_SIZE, dtype)
     return Model(shape, weights, cache), config, (str(dtype).removeprefix("torch."),) * 2
 
 
-def warm_up(engine: Engine) -> None:
+def warm_up(engine: Engine, say: Callable[[str], None] = lambda _: None) -> None:
     """Compile the kernels, so that no request waits for them, and where an ITL budget is set measure its first law."""
     config = engine.scheduler.config
     first: list[Group] = [[(min(40, config.max_request_tokens - 2), 2)] * 2]
     try:
         engine.measure(first)
-    except DAMAGED:  # a full disk or a power loss leaves files of no or half length
+    except (MemoryError, BiphaseError):
+        raise
+    except Exception:  # a full disk or a power loss leaves files of no or half length, and those raise anything
         if not forget_compiled_code():
             raise
+        say(f"the kernels that were kept cannot be read; {COMPILING}")
         engine.measure(first)
     settle(engine.runner.model)
     if config.itl_budget_ms is not None:
@@ -177,12 +197,17 @@ def threads_of(options: EngineOptions) -> int:
     count = options.threads or available
     if count > available:
         raise BadInput(f"--threads {count}: expected 1 to {available}, the processors that this process may use")
+    if options.threads and can_compile():
+        import numba
+
+        if count > (most := numba.config.NUMBA_NUM_THREADS):
+            raise BadInput(f"--threads {count}: NUMBA_NUM_THREADS is {most}; unset it, or ask for no more")
     return count
 
 
 def set_threads(count: int) -> None:
     """Let numba's kernels run on so many threads, where numba is installed; torch's are set where torch runs."""
-    if importlib.util.find_spec("numba") is not None:
+    if can_compile():
         import numba
 
         numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))

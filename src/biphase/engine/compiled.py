@@ -95,7 +95,7 @@ class CompiledModel:
         for chunk in chunks:  # every row of a chunk is one of the program's rows
             tables += [chunk.blocks.astype(np.int32)] * (chunk.end - chunk.begin)
         positions = rows.positions.astype(np.int32)
-        items, first_items = row_items(positions[: len(tables)])
+        items, first_items = row_items(positions[: len(tables)], self.config.sliding_window)
         tokens, slots, padded = rows.tokens.astype(np.int32), rows.slots, _padded(tables)
         chosen = np.array(sampled, dtype=np.int32)
         step = few.RowsStep(tokens, positions, slots, padded, items, first_items, chosen)
@@ -106,7 +106,7 @@ class CompiledModel:
         self, rows: Rows, singles: list[Ids32], chunks: Sequence[PrefillChunk], sampled: list[int], logits: Logits
     ) -> None:
         positions = rows.positions.astype(np.int32)
-        items, first_items = row_items(positions[: len(singles)])
+        items, first_items = row_items(positions[: len(singles)], self.config.sliding_window)
         step = many.ManyRowsStep(
             rows.tokens.astype(np.int32),
             positions,
@@ -156,13 +156,18 @@ def _padded(tables: Sequence[NDArray[np.integer]]) -> Ids32:
     return padded
 
 
-def row_items(positions: Ids32) -> tuple[Ids32, Ids32]:
-    """(row, first block, last block) of every run, and where each row's begin; a row's own length alone cuts it."""
-    blocks = positions // BLOCK + 1
+def row_items(positions: Ids32, window: int = 0) -> tuple[Ids32, Ids32]:
+    """(row, first block, last block) of every run, and where each row's begin; a row's own position alone cuts it.
+
+    With a ``window`` the blocks before it have no run.
+    """
+    begins = np.maximum(positions + 1 - window, 0) // BLOCK if window else np.zeros_like(positions)
+    ends = positions // BLOCK + 1
+    blocks = ends - begins
     sizes = RUN_BLOCKS * -(-blocks // (RUN_BLOCKS * MOST_RUNS))
     counts = -(-blocks // sizes)
     first_items = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     row = np.repeat(np.arange(len(positions)), counts)
-    first = (np.arange(len(row)) - first_items[row]) * sizes[row]
-    last = np.minimum(first + sizes[row], blocks[row])
+    first = begins[row] + (np.arange(len(row)) - first_items[row]) * sizes[row]
+    last = np.minimum(first + sizes[row], ends[row])
     return np.stack([row, first, last], axis=1).astype(np.int32), first_items

@@ -6,6 +6,7 @@ does not compute is refused by name: a wrong answer is worse than none.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from biphase.errors import BadInput
@@ -16,6 +17,8 @@ SWITCHED = ("qwen2", "qwen3")
 FULL_LAYERS = 28
 """The default of ``max_window_layers`` in transformers."""
 SLIDING = "sliding_attention"
+MOST_LAYERS, MOST_POSITIONS = 10_000, 1 << 24
+"""A damaged count would otherwise be taken at its word, and fill the memory with names of tensors or angles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,10 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Sizes are counts of elements; ``head_dim`` need not be ``hidden_size / num_heads`` (Qwen3)."""
+    """Sizes are counts of elements; ``head_dim`` need not be ``hidden_size / num_heads`` (Qwen3).
+
+    ``sliding_window`` is how many tokens a row sees in every layer, itself included; 0 is all.
+    """
 
     family: str
     hidden_size: int
@@ -47,8 +53,13 @@ class ModelConfig:
     qkv_bias: bool = False
     qk_norm: bool = False
     tied_embeddings: bool = False
+    sliding_window: int = 0
 
     def __post_init__(self) -> None:
+        if self.num_layers > MOST_LAYERS:
+            raise BadInput(f"{self.num_layers:,} layers are more than any model has; at most {MOST_LAYERS:,}")
+        if self.max_position > MOST_POSITIONS:
+            raise BadInput(f"{self.max_position:,} positions are more than any model has; at most {MOST_POSITIONS:,}")
         if self.num_heads % self.num_kv_heads:
             raise BadInput(
                 f"num_attention_heads {self.num_heads} is not a multiple of num_key_value_heads {self.num_kv_heads}"
@@ -78,6 +89,7 @@ def from_hf(config: Mapping[str, Any], where: str) -> ModelConfig:
         raise BadInput(f"{where}: model_type {family!r} is not served by this engine; it serves {', '.join(FAMILIES)}")
     _refuse_unsupported(config, where)
     hidden, heads = _count(config, "hidden_size", where), _count(config, "num_attention_heads", where)
+    max_position, window = _context_of_hf(config, where)
     return ModelConfig(
         family=family,
         hidden_size=hidden,
@@ -87,13 +99,14 @@ def from_hf(config: Mapping[str, Any], where: str) -> ModelConfig:
         num_kv_heads=_count(config, "num_key_value_heads", where, default=heads),
         head_dim=_count(config, "head_dim", where, default=hidden // heads),
         vocab_size=_count(config, "vocab_size", where),
-        max_position=_max_position(config, where),
+        max_position=max_position,
         norm_eps=_positive(config, "rms_norm_eps", where),
         rope_theta=_rope_theta(config, where),
         rope_scaling=_rope_scaling(config, where),
         qkv_bias=bool(config.get("attention_bias", family == "qwen2")),
         qk_norm=family == "qwen3",
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        sliding_window=window,
     )
 
 
@@ -112,7 +125,8 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Any], where: st
     head_dim = _count(values, "attention.key_length", where, default=hidden // heads)
     if values.get("rope.dimension_count", head_dim) != head_dim:
         raise BadInput(f"{where}: rotary embeddings over a part of the head are not served by this engine")
-    factor = float(values.get("rope.scaling.factor", 1.0))
+    factor = _positive(values, "rope.scaling.factor", where, default=1.0)
+    max_position, window = _context_of_gguf(values, family, where)
     return ModelConfig(
         family=family,
         hidden_size=hidden,
@@ -122,22 +136,30 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Any], where: st
         num_kv_heads=_count(values, "attention.head_count_kv", where, default=heads),
         head_dim=head_dim,
         vocab_size=tensors["token_embd.weight"][0] if "token_embd.weight" in tensors else 0,
-        max_position=_context(values, family, where),
+        max_position=max_position,
         norm_eps=_positive(values, "attention.layer_norm_rms_epsilon", where),
-        rope_theta=float(values.get("rope.freq_base", 10000.0)),
+        rope_theta=_positive(values, "rope.freq_base", where, default=10000.0),
         rope_scaling=RopeScaling(factor) if scaling == "linear" and factor != 1.0 else None,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
         tied_embeddings="output.weight" not in tensors,
+        sliding_window=window,
     )
 
 
-def _context(values: Mapping[str, Any], family: str, where: str) -> int:
-    """Of a GGUF file; a window bounds it as ``_max_position`` does, and is of no meaning to a switched family."""
+def _context_of_gguf(values: Mapping[str, Any], family: str, where: str) -> tuple[int, int]:
+    """Positions and window of a GGUF file; a window is of no meaning to a switched family."""
     limit = _count(values, "context_length", where)
     if not values.get("attention.sliding_window") or family in SWITCHED:
-        return limit
-    return min(limit, _count(values, "attention.sliding_window", where))
+        return limit, 0
+    return _within(limit, _count(values, "attention.sliding_window", where), everywhere=True)
+
+
+def _within(limit: int, window: int, everywhere: bool) -> tuple[int, int]:
+    """Positions and window. Where only some layers slide the context stays within it: there nothing slides yet."""
+    if window >= limit:
+        return limit, 0
+    return (limit, window) if everywhere else (window, 0)
 
 
 def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
@@ -160,27 +182,31 @@ def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
         raise BadInput(f"{where}: layer_types is {kinds!r}; this engine serves full_attention and {SLIDING}")
 
 
-def _max_position(config: Mapping[str, Any], where: str) -> int:
-    """Within a sliding window the model is an ordinary one (Mistral 7B v0.1), so the window bounds the context."""
+def _context_of_hf(config: Mapping[str, Any], where: str) -> tuple[int, int]:
+    """Positions and window of a config.json."""
     limit = _count(config, "max_position_embeddings", where)
-    if not config.get("sliding_window") or not _slides(config, where):
-        return limit
-    return min(limit, _count(config, "sliding_window", where))
+    if not config.get("sliding_window"):
+        return limit, 0
+    layers = _count(config, "num_hidden_layers", where)
+    sliding = _sliding_layers(config, layers, where)
+    if not sliding:
+        return limit, 0
+    return _within(limit, _count(config, "sliding_window", where), sliding == layers)
 
 
-def _slides(config: Mapping[str, Any], where: str) -> bool:
-    """Whether the window of a config counts in any layer."""
+def _sliding_layers(config: Mapping[str, Any], layers: int, where: str) -> int:
+    """In how many layers the window of a config counts."""
     switched = config["model_type"] in SWITCHED
     if switched and not config.get("use_sliding_window"):
-        return False
-    if config.get("layer_types"):
-        return SLIDING in config["layer_types"]
+        return 0
+    if kinds := config.get("layer_types"):
+        return layers if all(kind == SLIDING for kind in kinds) else sum(kind == SLIDING for kind in kinds)
     if switched:
         first = config.get("max_window_layers", FULL_LAYERS)
         if not isinstance(first, int) or first < 0:
             raise BadInput(f"{where}: max_window_layers is {first!r}, expected a whole number, 0 or more")
-        return first < _count(config, "num_hidden_layers", where)
-    return bool(config["model_type"] == "mistral")
+        return max(layers - first, 0)
+    return layers if config["model_type"] == "mistral" else 0
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -226,6 +252,6 @@ def _positive(values: Mapping[str, Any], key: str, where: str, default: float | 
     value = default if value is None else value
     if value is None:
         raise BadInput(f"{where} lacks {key}")
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < inf:
         raise BadInput(f"{where}: {key} is {value!r}, expected a number above 0")
     return float(value)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -66,15 +67,17 @@ def _key(model: CompiledModel) -> str:
 def _read(kept: Path) -> int | None:
     try:
         crossover = json.loads(kept.read_text())["crossover_rows"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return crossover if isinstance(crossover, int) else None
+    return crossover if crossover in (*COUNTS, MOST_FEW_ROWS + 1) else None
 
 
 def _write(kept: Path, crossover: int) -> int:
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps({"crossover_rows": crossover}))
+        partial = kept.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps({"crossover_rows": crossover}))
+        partial.replace(kept)
     except OSError:  # a home that cannot be written costs this measurement at each start
         pass
     return crossover

@@ -135,7 +135,7 @@ def _single_rows(model: CompiledModel, count: int, context: int) -> Case:
     shape, threads = model.packed.shape, get_num_threads()
     team = new_team(threads)
     positions = np.full(count, context - 1, dtype=np.int32)
-    items, first_items = row_items(positions)
+    items, first_items = row_items(positions, shape.window)
     tables = np.arange(count * -(-context // BLOCK), dtype=np.int32).reshape(count, -1)
     unused = np.zeros(count, dtype=np.int32)
     step = few.RowsStep(unused, positions, unused.astype(np.int64), tables, items, first_items, unused)

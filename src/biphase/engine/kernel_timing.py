@@ -6,7 +6,7 @@ count. So times and roofs are medians over the same minutes, and a machine whose
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from numba import get_num_threads
 
 from biphase.engine import crossover
 from biphase.engine.bare_loops import BareLoops
-from biphase.engine.build import COMPILING, kernels_are_compiled, set_threads, threads_of
+from biphase.engine.build import COMPILING, keep_to_members_at_once, kernels_are_compiled, set_threads, threads_of
 from biphase.engine.compiled import CompiledModel, PagedCache
 from biphase.engine.crossover import timed
 from biphase.engine.kernel_cases import Case, all_cases, num_blocks
@@ -38,9 +38,10 @@ class Display(Protocol):
     def step(self, done: int, total: int, text: str) -> None: ...
 
 
-def load_model(options: EngineOptions, rows: Sequence[int]) -> CompiledModel:
+def load_model(options: EngineOptions, rows: Sequence[int], say: Callable[[str], None] = print) -> CompiledModel:
     """The model with a cache that is full of numbers, and its crossover settled. ``BadInput`` where torch runs it."""
     set_threads(threads_of(options))
+    keep_to_members_at_once(say)
     packed = load_packed(options)
     if packed is None:
         raise BadInput(
@@ -75,7 +76,7 @@ def time_kernels(options: EngineOptions, rows: Sequence[int], repeats: int, show
     resolve(options.model)  # what is not there is said before anything else is
     shown.status(f"loading {options.model}{'' if kernels_are_compiled() else f'; {COMPILING}'}")
     try:
-        model = load_model(options, rows)
+        model = load_model(options, rows, shown.status)
         cases = all_cases(model, rows)
         loops = BareLoops(model.packed.weights)
         timing, busy, own = time.perf_counter(), busy_seconds(), time.process_time()

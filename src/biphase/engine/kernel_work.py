@@ -63,28 +63,35 @@ def _many_machine(each: NDArray[np.int64], words: int) -> dict[str, int]:
 
 
 def single_rows(shape: Shape, contexts: Sequence[int]) -> Work:
-    """Attention of one row of each of several sequences to all tokens of its own, in every layer."""
-    operations = _attention_operations(shape, sum(contexts))
-    return Work(_cache_bytes(shape, sum(contexts)), operations, {Unit.FLOAT32.label: operations})
+    """Attention of one row of each of several sequences to all tokens of its own that it sees, in every layer."""
+    seen = sum(_seen(shape, context) for context in contexts)
+    operations = _attention_operations(shape, seen)
+    return Work(_cache_bytes(shape, seen), operations, {Unit.FLOAT32.label: operations})
 
 
 def chunk(shape: Shape, rows: int, past: int) -> Work:
     """Causal attention of ``rows`` rows of one sequence after ``past`` tokens in every layer; no masked pair counts."""
-    operations = _attention_operations(shape, _pairs(rows, past))
+    operations = _attention_operations(shape, _pairs(shape, rows, past))
     machine = {Unit.BF16_TILES.label: WORD_PRODUCTS * operations}
     if not features().tiles:
         machine = {Unit.FLOAT32.label: operations}
-    return Work(_cache_bytes(shape, past + rows), operations, machine)
+    read = rows + _seen(shape, past + 1) - 1
+    return Work(_cache_bytes(shape, read), operations, machine)
 
 
 def chunk_as_single_rows(shape: Shape, rows: int) -> Work:
     """The same from the first token on, by the few-row program: each row for itself."""
-    operations = _attention_operations(shape, _pairs(rows, 0))
+    operations = _attention_operations(shape, _pairs(shape, rows, 0))
     return Work(_cache_bytes(shape, rows), operations, {Unit.FLOAT32.label: operations})
 
 
-def _pairs(rows: int, past: int) -> int:
-    return rows * past + rows * (rows + 1) // 2
+def _pairs(shape: Shape, rows: int, past: int) -> int:
+    return sum(_seen(shape, context) for context in range(past + 1, past + rows + 1))
+
+
+def _seen(shape: Shape, context: int) -> int:
+    """Tokens that the last of ``context`` sees, itself included."""
+    return min(context, shape.window or context)
 
 
 def _attention_operations(shape: Shape, pairs: int) -> int:

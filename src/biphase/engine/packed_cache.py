@@ -94,6 +94,8 @@ def _packers_digest() -> str:
 
 def read(kept: Path) -> tuple[ModelConfig, PackedModel] | None:
     """The packed model of an entry, or None when there is none that is whole."""
+    if not kept.is_file():  # opening a pipe would wait
+        return None
     try:
         with kept.open("rb", buffering=0) as file:
             found = _read(file)

@@ -1,10 +1,10 @@
 """From options to the packed model that compiled programs run. Loads torch only to pack what is not kept packed."""
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from biphase.engine.config import ModelConfig
+from biphase.engine.kernels import can_compile
 from biphase.engine.options import EngineOptions
 from biphase.engine.sources import resolve
 from biphase.errors import BadInput
@@ -26,8 +26,8 @@ def load_packed(options: EngineOptions) -> tuple[ModelConfig, "PackedModel"] | N
     """The model in panels, or None where torch runs it: asked for by ``dtype``, or no numba, or an odd head size."""
     if options.dtype not in _COMPILED:
         return None
-    if importlib.util.find_spec("numba") is None:
-        _refuse_without_panels(options, "numba, which is not installed")
+    if not can_compile():
+        _refuse_without_panels(options, "numba, which is not installed or switched off (NUMBA_DISABLE_JIT)")
         return None
     from biphase.engine import packed_cache
 

@@ -9,7 +9,9 @@ import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -36,6 +38,8 @@ PREPARED_SECONDS = 0.01
 """How often an engine without a step to run looks whether the grammar that it compiles is ready."""
 
 
+WATCH_SECONDS = 0.25
+"""How often an engine that loads looks whether its server is still there."""
 REST_SECONDS = 0.5
 """Without a message for so long, the engine does what requests would otherwise wait for."""
 
@@ -64,6 +68,23 @@ class Connection:
             messages = list(self._frames())
             if messages or patience is not None:
                 return messages
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """End the process when the other side closes meanwhile: loading and compiling look at no message."""
+        done = threading.Event()
+        threading.Thread(target=self._end_with_the_other_side, args=(done,), daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
+
+    def _end_with_the_other_side(self, done: threading.Event) -> None:
+        hung_up = select.poll()
+        hung_up.register(self._sock, 0)  # of no event, so only that the other side is gone
+        while not done.wait(WATCH_SECONDS):
+            if hung_up.poll(0):
+                os._exit(0)
 
     @property
     def has_news(self) -> bool:
@@ -124,7 +145,8 @@ def serve(connection: Connection, options: EngineOptions) -> None:
     gc.disable()  # it would walk over all that imports make, again and again
     from biphase.engine.build import build  # takes a second: only here
 
-    engine, ready = build(options, lambda text: print(text, file=sys.stderr, flush=True))
+    with connection.watched():
+        engine, ready = build(options, lambda text: print(text, file=sys.stderr, flush=True))
     gc.freeze()  # what is here now stays: no collection while steps run looks at it
     gc.enable()
     connection.send(ready)

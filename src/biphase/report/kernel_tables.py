@@ -129,7 +129,7 @@ def _cells(rate: KernelRate) -> tuple[str, ...]:
         rate.program.removesuffix(" rows"),
         str(rate.rows),
         "" if rate.context_tokens is None else f"{rate.context_tokens:,}",
-        f"{number(rate.ms)} ± {number(rate.half_iqr_ms)}",
+        number(rate.ms) + (f" ± {number(rate.half_iqr_ms)}" if len(rate.samples_ms) > 1 else ""),
         number(rate.read_gb_per_s),
         number(rate.gop_per_s),
         f"{rate.share_of_roof:.0%}",

@@ -29,22 +29,33 @@ def sources_digest() -> str:
 
 
 def forget_compiled_code() -> bool:
-    """Remove what is kept of compiled code, where it cannot be read; False if it lies in a folder of the user's own."""
+    """Remove what is kept of compiled code, where it cannot be read. False if there is none, or in a user's folder."""
     import numba
 
     folder = Path(numba.config.CACHE_DIR)
     if user_cache() not in folder.parents:
         return False
-    for file in folder.rglob("*.nb[ic]"):  # index and code of each function
+    files = list(folder.rglob("*.nb[ic]"))  # index and code of each function
+    for file in files:
         file.unlink(missing_ok=True)
-    return True
+    return bool(files)
 
 
-def _keep_compiled_code() -> None:
-    if importlib.util.find_spec("numba") is None:
+def can_compile() -> bool:
+    """Whether numba is installed and not switched off."""
+    switched_off = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
+    return importlib.util.find_spec("numba") is not None and not switched_off
+
+
+def _prepare_numba() -> None:
+    """A folder for compiled code, and threads that run all at once, as a team needs them: TBB's need not."""
+    if not can_compile():
         return
     import numba
 
+    numba.config.THREADING_LAYER_PRIORITY = ["omp", "workqueue", "tbb"]
+    if numba.config.THREADING_LAYER in ("tbb", "safe"):
+        numba.config.THREADING_LAYER = "default"
     chosen, name = numba.config.CACHE_DIR, _code_name()
     folder = Path(chosen or user_cache() / "kernels")  # NUMBA_CACHE_DIR is the user's own choice
     folder = folder if folder.name == name else folder / name
@@ -69,4 +80,4 @@ def _code_name() -> str:
     return f"{sources_digest()}-{processor}-{digest}"
 
 
-_keep_compiled_code()
+_prepare_numba()

@@ -119,7 +119,7 @@ def _chunk_attention(
 ) -> None:
     if TILES:
         configure_tiles(work.tile_config.ctypes.data)
-    heads = Heads(shape.heads, shape.kv_heads, shape.dim, 0, shape.int8_kv)
+    heads = Heads(shape.heads, shape.kv_heads, shape.dim, shape.window, shape.int8_kv)
     chunk = Chunk(0, len(work.qkv), past, _address(table))
     rows = Rows(_address(work.qkv), work.qkv.strides[0])
     tile = query_tile(chunk, heads, threads)

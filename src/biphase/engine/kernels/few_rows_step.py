@@ -207,6 +207,7 @@ def attend_rows(team: Any, threads: Any, shape: Any, k: Any, v: Any, step: Any, 
             head_bytes,
             shape.kv_heads * head_bytes,
             step.tables[row].ctypes.data,
+            np.int64(step.positions[row] + 1 - shape.window if shape.window else 0),
             np.int64(step.positions[row] + 1),
             shape.int8_kv,
         )

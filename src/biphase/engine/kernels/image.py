@@ -30,7 +30,7 @@ ADDRESS, KIND, COLUMN, VALID = range(4)
 
 
 class Shape(NamedTuple):
-    """Sizes in elements, as in ``ModelConfig``, and whether the cache is of int8."""
+    """Sizes in elements and the ``window`` in tokens, as in ``ModelConfig``, and whether the cache is of int8."""
 
     layers: int
     hidden: int
@@ -40,6 +40,7 @@ class Shape(NamedTuple):
     intermediate: int
     vocab: int
     eps: float
+    window: int
     int8_kv: int = 0
 
 
@@ -77,6 +78,7 @@ def shape_of(config: ModelConfig) -> Shape:
         config.intermediate_size,
         config.vocab_size,
         config.norm_eps,
+        config.sliding_window,
     )
 
 

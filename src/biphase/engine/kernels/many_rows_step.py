@@ -279,7 +279,7 @@ def _rotate_and_store(
 @njit(nogil=True, cache=True, error_model="numpy")
 def _attend_all(member: Any, shape: Any, k: Any, v: Any, step: Any, work: Any) -> None:
     """Phases: the chunks; the single rows; the merge of the parts of those."""
-    heads = Heads(shape.heads, shape.kv_heads, shape.dim, 0, shape.int8_kv)
+    heads = Heads(shape.heads, shape.kv_heads, shape.dim, shape.window, shape.int8_kv)
     if len(step.chunks):
         _attend_chunks(member, heads, k, v, step, work)
     singles = len(step.first_items) - 1
@@ -392,6 +392,6 @@ def _rows_of_bytes(rows: int, size: int) -> NDArray[np.uint8]:
 def _scratch_bytes(shape: Any, threads: int, inner: int) -> int:
     size = int(unpacked_bytes(inner))
     products = max(_GROUP_BYTES, 2 * size) + GEMM_SCRATCH
-    heads = Heads(shape.heads, shape.kv_heads, shape.dim, 0, shape.int8_kv)
+    heads = Heads(shape.heads, shape.kv_heads, shape.dim, shape.window, shape.int8_kv)
     singles = int(attend_scratch_bytes(shape.heads, shape.dim))
     return max(products, int(attention_scratch_bytes(heads)), singles, int(row_scratch_bytes(inner)))

@@ -44,7 +44,8 @@ LOWEST = np.float32(-1e30)
 class Past(NamedTuple):
     """What an item reads: the addresses of a layer's keys and values, of its first KV head in block 0.
 
-    ``table`` is the address of the sequence's int32 block ids; tokens from ``length`` on are not seen.
+    ``table`` is the address of the sequence's int32 block ids; tokens before ``start`` (which may be negative) and from
+    ``length`` on are not seen.
     """
 
     keys: Any
@@ -52,6 +53,7 @@ class Past(NamedTuple):
     head_bytes: Any
     block_bytes: Any
     table: Any
+    start: Any
     length: Any
     int8: Any
 
@@ -118,6 +120,7 @@ def _score_run(queries: Any, heads: Any, group: Any, dim: Any, past: Any, begin:
             _score(own, group, dim, here, 1, ahead, seen, at)
         else:
             _score(own, group, dim, here, None, ahead, seen, at)
+        _hide(at, group, 0, min(past.start - BLOCK * (begin + block), BLOCK))
 
 
 @njit(nogil=True, cache=True)
@@ -174,9 +177,15 @@ def _score(queries: Any, group: Any, dim: Any, keys: Any, scaled: Any, ahead: An
     if scaled is not None:
         prefetch(ahead + size * dim)
         _scale(scores, group, keys + size * dim)
-    if seen < BLOCK:
+    _hide(scores, group, max(seen, 0), BLOCK)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _hide(scores: Any, group: Any, begin: Any, end: Any) -> None:
+    """Tokens ``begin`` to ``end - 1`` of a cell, if there are any."""
+    if begin < end:
         for g in range(group):
-            for t in range(max(seen, 0), BLOCK):
+            for t in range(begin, end):
                 put_f32(scores + 64 * RUN * g + 4 * t, LOWEST)
 
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
+from biphase.engine.kernels import can_compile
 from biphase.engine.kernels.features import Features
 
 
@@ -76,7 +77,9 @@ def reference_kernels() -> Kernels:
 
 
 def compiled_kernels() -> Kernels:
-    """numba where it pays. Raises ``ImportError`` where numba is not installed."""
+    """numba where it pays. Raises ``ImportError`` where numba is not installed, or switched off."""
+    if not can_compile():
+        raise ImportError("numba")
     from biphase.engine.kernels import decode
     from biphase.engine.kernels import elementwise as e
     from biphase.engine.kernels.attention import prefill_attention

@@ -5,14 +5,15 @@ threads meet at a barrier between phases. Inside a phase they take work items fr
 the system has put aside delays nobody but at the end of the phase.
 
 All members must run at the same time: a program is started as ``prange(threads)`` with ``threads`` not above
-``numba.get_num_threads()``, under a threading layer that gives every iteration its own thread (OpenMP, workqueue).
+``numba.get_num_threads()``, under a threading layer that gives every iteration its own thread (OpenMP, workqueue). How
+many do run at the same time is tried before: ``members_at_once``.
 """
 
 import sys
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, types
+from numba import njit, prange, types
 from numpy.typing import NDArray
 
 from biphase.engine.kernels.vectors import I32, add_atomic, call, get_atomic, operation, pause, put_i64
@@ -67,6 +68,37 @@ def barrier(team: Any, threads: Any) -> None:
             pause()
         else:
             yield_core()
+
+
+_PATIENCE = 3_000_000
+"""Looks, each of which offers the core to others, before a member that has not come is given up: a second or more."""
+
+
+def members_at_once(threads: int) -> int:
+    """How many of ``threads`` members run at the same time: OMP_THREAD_LIMIT and OMP_DYNAMIC may leave fewer."""
+    meeting = np.zeros(2, dtype=np.int64)
+    _meet(meeting.ctypes.data, threads, _PATIENCE)
+    return int(meeting[1]) or threads
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def _meet(meeting: Any, threads: Any, patience: Any) -> None:
+    for _ in prange(threads):
+        _wait_for_all(meeting, threads, patience)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _wait_for_all(meeting: Any, threads: Any, patience: Any) -> None:
+    """At ``meeting``: members that are here, then how many they were when one had waited for long enough."""
+    if get_atomic(meeting + 8) > 0:
+        return
+    add_atomic(meeting, 1)
+    for _ in range(patience):
+        here = get_atomic(meeting)
+        if here == threads:
+            return
+        yield_core()
+    put_i64(meeting + 8, here)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
