@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from answering import Question
 from biphase.roofline import calibration
@@ -32,21 +33,22 @@ class Machine:
     foreign_cores: float | None
 
 
+WAYS = ("float", "exact", "int8")
+"""Ways to compute: weights and all products in floats of two bytes or four, whichever is faster here; weights as the
+file has them and two int8 products for each, or one. Attention is in floats in all of them."""
+WORDS = 3
+"""Products of bfloat16 that an attention of 16 bits takes in place of one of float32."""
+
+
 @dataclass(frozen=True)
 class Roof:
-    """What a row cannot exceed here: bytes and operations of one step or prompt, and tokens a second.
-
-    ``memory``: those bytes at the model's bandwidth. ``int8``, ``bf16``: those operations at the rate of that dtype.
-    """
+    """What a row cannot exceed here: bytes and operations of one step or prompt, those of attention apart, and for each
+    of ``WAYS`` the tokens a second that the larger of both times leaves."""
 
     bytes: float
     flops: float
-    memory: float
-    compute: dict[str, float]
-
-    def tokens_per_second(self, dtype: str) -> float:
-        """The lower of both limits."""
-        return min(self.memory, self.compute[dtype])
+    attention_flops: float
+    limits: dict[str, float]
 
 
 def measure(model: str, step: Callable[[int, int, str], None] | None = None) -> Machine:
@@ -93,16 +95,46 @@ def roof(machine: Machine, architecture: Architecture, question: Question) -> Ro
     """Bytes and operations by the cost model (each weight once, two bytes a KV element), over the rates."""
     model = CostModel(architecture, device(machine))
     cost, tokens = _cost(model, question)
-    compute = {dtype: tokens * rate / cost.flops for dtype, rate in machine.peak_ops.items()}
-    return Roof(cost.bytes, cost.flops, tokens * machine.model_bandwidth / cost.bytes, compute)
+    # a token more of context adds the operations of one pair of query and key in every layer
+    pair = decode(model, 101, 1).flops - decode(model, 100, 1).flops
+    attention = pair * _pairs(question)
+    products = cost.flops - attention
+    peaks = machine.peak_ops
+    floats = max(peaks.get("fp32", 0.0), peaks.get("bf16", 0.0))
+    inside = max(peaks.get("fp32", 0.0), peaks.get("bf16", 0.0) / WORDS)
+    two_bytes = cost.bytes - cost.weight_bytes + 2 * (decode(model, 100, 1).flops - 100 * pair) / 2
+    int8 = peaks.get("int8", 0.0)
+    bandwidth = max(machine.bandwidth, machine.model_bandwidth)
+    seconds = {
+        "float": max(two_bytes / bandwidth, _over(products, floats) + _over(attention, floats)),
+        "exact": max(cost.bytes / bandwidth, _over(2 * products, int8) + _over(attention, inside)),
+        "int8": max(cost.bytes / bandwidth, _over(products, int8) + _over(attention, inside)),
+    }
+    return Roof(cost.bytes, cost.flops, attention, {way: tokens / taken for way, taken in seconds.items()})
+
+
+def _over(operations: float, rate: float) -> float:
+    """Seconds; for ever where the rate is not known."""
+    return operations / rate if rate else inf
+
+
+def _pairs(question: Question) -> float:
+    """Pairs of query and key that a causal mask leaves, in one layer."""
+    if question.phase == "prefill":
+        return question.tokens * (question.tokens + 1) / 2
+    return question.sequences * _middle(question)
+
+
+def _middle(question: Question) -> int:
+    """The context of a decode step in the middle of its output."""
+    return question.context + (question.tokens + 1) // 2 + 1
 
 
 def _cost(model: CostModel, question: Question) -> tuple[StepCost, int]:
     """The cost of one step and the tokens it makes; a decode in the middle of its output."""
     if question.phase == "prefill":
         return prefill(model, question.tokens), question.tokens
-    middle = question.context + (question.tokens + 1) // 2 + 1
-    return decode(model, middle, question.sequences), question.sequences
+    return decode(model, _middle(question), question.sequences), question.sequences
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from document import insert
+from machine import WAYS
 
 Result = dict[str, Any]
 LABELS = {
@@ -26,9 +27,6 @@ LABELS = {
     "prefill-2048": "prefill 2,048",
     "prefill-6000": "prefill 6,000",
 }
-
-ROOFS = ("float", "exact", "int8")
-"""Ways to compute: floats of the dtype that is faster here, int8 products twice for each weight, or once."""
 
 
 def markdown(results: Sequence[Result]) -> str:
@@ -77,7 +75,7 @@ def comparison(rows: Sequence[Result], engines: Sequence[str]) -> str:
     if not rows:
         return ""
     head = ["tokens/s", *engines, "best peer", *(f"{name} / best peer" for name in engines)]
-    head += ["GB", "GOP", *(f"roof, {name}" for name in ROOFS)]
+    head += ["GB", "GOP", *(f"roof, {name}" for name in WAYS)]
     return table(head, [_compared(row, engines) for row in rows])
 
 
@@ -90,10 +88,7 @@ def _compared(row: Result, engines: Sequence[str]) -> list[str]:
 
 
 def _roof(roof: Result) -> list[str]:
-    compute = roof["compute"]
-    int8 = compute.get("int8", 0.0)
-    rates = (max(compute.get("bf16", 0.0), compute.get("fp32", 0.0)), int8 / 2, int8)
-    limits = [number(min(roof["memory"], rate)) if rate else "" for rate in rates]
+    limits = [number(roof["limits"][way]) if roof["limits"][way] else "" for way in WAYS]
     return [number(roof["bytes"] / 1e9), number(roof["flops"] / 1e9), *limits]
 
 

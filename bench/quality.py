@@ -1,7 +1,7 @@
 """What precision costs: perplexity and agreement of each precision with the file's own weights in float32.
 
     python bench/quality.py [--engine NAME:key=value,...] [--windows 16] [--window 512] [--json FILE]
-        [--into docs/performance.md]
+        [--llama-file NAME=FILE.gguf ...] [--into docs/performance.md]
 
 The text is Newton's Opticks, book 3 (bench/data/newton_opticks_book3.txt), cut into windows; scored is
 each token of the second half of a window given all before it in the window, as llama-perplexity does. The same tokens
@@ -10,7 +10,8 @@ for all sides:
 - the reference, transformers in float32 on the dequantised weights of the file (needs --transformers);
 - this engine with each set of options: decode steps of 8 sequences; and once more, at 16 places of each window, by a
   prefill of all before it;
-- llama.cpp on the same file: llama-perplexity, and llama-server for the golden tokens (needs --llama).
+- llama.cpp on the same file, and on those of --llama-file: llama-perplexity, and llama-server for the golden tokens
+  (needs --llama).
 
 Golden: at each of the 400 tokens of tests/data/smollm2_greedy.json, given those before, is the likeliest token the
 reference's; and how far the log-probabilities of the five likeliest first tokens are from those in the file.
@@ -79,6 +80,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of llama.cpp")
     parser.add_argument("--port", type=int, default=18610, help="of llama-server")
     parser.add_argument("--llama", type=Path, default=PEERS / "llama" / "bin")
+    parser.add_argument("--llama-file", action="append", default=[], help="NAME=FILE.gguf: the model in another format")
     parser.add_argument("--transformers", type=Path, default=PEERS / "convert" / "bin" / "python")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--into", type=Path, help="a document with marks quality-WINDOW for the table")
@@ -88,6 +90,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def run(asked: argparse.Namespace) -> None:
     """Ask all sides one after the other, compare, print, write."""
     check_writable(asked.json)
+    llama_files(asked.llama_file, Path())
     mark = f"quality-{asked.window}"
     if asked.into:
         parts(asked.into, mark)
@@ -100,8 +103,10 @@ def run(asked: argparse.Namespace) -> None:
         answers[name] = ask_worker(name, command, questions)
         save(asked.json, answers, questions)
     if (asked.llama / "llama-perplexity").is_file():
-        console.print("llama.cpp Q4_1", style="dim")
-        answers["llama.cpp Q4_1"] = ask_llama(asked, model, questions)
+        for name, file in llama_files(asked.llama_file, model).items():
+            console.print(name, style="dim")
+            answers[name] = ask_llama(asked, file, questions)
+            save(asked.json, answers, questions)
     else:
         console.print(f"left out: llama.cpp: no llama-perplexity in {asked.llama}: {HOW['llama.cpp']}", style="yellow")
     text = markdown(save(asked.json, answers, questions))
@@ -162,6 +167,17 @@ def ask_worker(name: str, command: Sequence[str], questions: dict[str, dict[str,
     finally:
         worker.close()
     return {"about": worker.about, **found}
+
+
+def llama_files(texts: Sequence[str], model: Path) -> dict[str, Path]:
+    """The file that all others read, and those of NAME=FILE."""
+    found = {"llama.cpp Q4_1": model}
+    for text in texts:
+        name, _, file = text.partition("=")
+        if not (name and Path(file).is_file()):
+            raise BadInput(f"--llama-file {text!r}: expected NAME=FILE.gguf of a file that is there")
+        found[f"llama.cpp {name}"] = Path(file)
+    return found
 
 
 def ask_llama(asked: argparse.Namespace, model: Path, questions: dict[str, dict[str, Any]]) -> dict[str, Any]:

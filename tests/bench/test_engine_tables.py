@@ -1,5 +1,6 @@
 """bench/engine.py: options, rows, rates and what the table makes of them, by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,15 +157,33 @@ def test_roof_of_decode_is_its_bytes_over_the_bandwidth() -> None:
     assert found.flops == pytest.approx(2 * (2 * weights + 2 * 30 * 9 * 64 * 2 * context), rel=1e-3)
     kv = 2 * 30 * 2 * 3 * 64 * 2 * context
     assert found.bytes == pytest.approx(model.active_weight_bytes() + kv, rel=0.01)
-    assert found.memory == pytest.approx(2 * 40e9 / found.bytes)
-    assert found.tokens_per_second("int8") == pytest.approx(found.memory)
+    assert found.attention_flops == pytest.approx(2 * 2 * 30 * 9 * 64 * 2 * context)
+    assert found.limits["exact"] == found.limits["int8"] == pytest.approx(2 * 40e9 / found.bytes)
+    assert found.limits["float"] == pytest.approx(2 * 40e9 / (2 * weights + kv), rel=1e-3)
+
+
+def test_the_faster_of_both_reads_is_the_roof() -> None:
+    """A model beyond the caches may be read more slowly than calibration could: that sets no lower roof."""
+    model, question = load(str(smollm2().gguf)), Question("decode", 63, 1, 32)
+    slow = replace(MACHINE, bandwidth=60e9)
+    assert roof(slow, model, question).limits["exact"] == pytest.approx(
+        1.5 * roof(MACHINE, model, question).limits["exact"]
+    )
 
 
 def test_roof_of_prefill_is_its_operations_over_the_rate() -> None:
     model = load(str(smollm2().gguf))
     found = roof(MACHINE, model, Question("prefill", 512))
-    assert found.tokens_per_second("bf16") == pytest.approx(512 * 400e9 / found.flops)
-    assert found.compute["int8"] == pytest.approx(2 * found.compute["bf16"])
+    attention = 30 * 9 * 64 * 4 * 512 * 513 / 2
+    products = 2 * 512 * 30 * (576 * (576 + 2 * 192 + 576) + 3 * 576 * 1536) + 2 * 576 * 49_152
+    assert found.attention_flops == pytest.approx(attention)
+    assert found.flops == pytest.approx(products + attention, rel=1e-3)
+    assert found.limits["float"] == pytest.approx(512 / ((products + attention) / 400e9), rel=1e-3)
+    floats = 400e9 / 3  # three products of bfloat16 words for one of float32, whose rate was not measured
+    assert found.limits["exact"] == pytest.approx(512 / (2 * products / 800e9 + attention / floats), rel=1e-3)
+    assert found.limits["int8"] == pytest.approx(512 / (products / 800e9 + attention / floats), rel=1e-3)
+    slow = replace(MACHINE, peak_ops={"fp32": 300e9})
+    assert roof(slow, model, Question("prefill", 512)).limits["exact"] == 0
 
 
 def test_a_missing_peer_is_named_with_how_to_get_it(tmp_path: Path) -> None:
@@ -208,8 +227,8 @@ RESULT = {
             "roof": {
                 "bytes": 96e6,
                 "flops": 0.3e9,
-                "memory": 416.7,
-                "compute": {"int8": 700.0, "bf16": 250.0, "fp32": 100.0},
+                "attention_flops": 0.01e9,
+                "limits": {"float": 250.0, "exact": 350.0, "int8": 416.7},
             },
         }
     ],

@@ -24,6 +24,7 @@ from quality import (
     first_differences,
     golden_cases,
     golden_question,
+    llama_files,
     markdown,
     perplexity,
     windows_question,
@@ -178,6 +179,15 @@ def test_windows_of_the_text() -> None:
         windows_question(locate("smollm2-135m"), 3, 31)
     with pytest.raises(BadInput, match=r"--windows 1000: the text has \d\d windows of 512"):
         windows_question(locate("smollm2-135m"), 1000)
+
+
+def test_files_of_llama_cpp_are_checked_before_the_work(tmp_path: Path) -> None:
+    model, other = tmp_path / "q4_1.gguf", tmp_path / "q4_0.gguf"
+    other.touch()
+    assert llama_files([f"Q4_0={other}"], model) == {"llama.cpp Q4_1": model, "llama.cpp Q4_0": other}
+    for text in ("Q4_0", f"={other}", f"Q4_0={model}"):
+        with pytest.raises(BadInput, match="expected NAME=FILE"):
+            llama_files([text], model)
 
 
 def test_options_of_the_engine_reach_it() -> None:

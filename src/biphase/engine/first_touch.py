@@ -1,9 +1,9 @@
 """Memory of the cache is asked for shortly before it is first used, a little with each step.
 
-The system hands out a large array in huge pages as they are first written, and zeroes each: 2 to 14 ms. All layers
+The system hands out a large array in huge pages as they are first written, and zeroes each: 2 to 50 ms. All layers
 reach the end of theirs at nearly the same block, so that one step would wait for dozens of them: 0.1 to 0.2 s. So the
 next page of a layer is wanted as soon as the one before is in use, and pages are touched twice as fast as blocks
-come into use: of the steps in which one sequence decodes one in dozens. Where many are owed at once (a prompt takes its
+come into use: while one sequence decodes, in one step of dozens. Where many are owed at once (a prompt takes its
 blocks with its first chunk), a step touches no more than twice what its rows fill, and one. An engine without work
 touches them all, so that the first steps after a start find theirs.
 """
