@@ -15,12 +15,13 @@ OWN_STEPS = "2048"
 
 @dataclass(frozen=True)
 class LlamaBench:
-    """One GGUF file under llama.cpp's own benchmark programs in ``programs``."""
+    """One GGUF file under llama.cpp's own benchmark programs in ``programs``; flash attention as they choose, or not."""
 
     name: str
     programs: Path
     gguf: Path
     threads: int
+    flash: bool = True
 
     @property
     def about(self) -> str:
@@ -29,7 +30,7 @@ class LlamaBench:
 
     def ask(self, question: Question) -> float:
         """Seconds of a prefill, or of the decode steps of all sequences."""
-        return seconds(self._run(arguments(question)), question)
+        return seconds(self._run([*arguments(question), *([] if self.flash else ["-fa", "off"])]), question)
 
     def close(self) -> None:
         """Nothing runs between questions."""

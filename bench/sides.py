@@ -28,8 +28,12 @@ HOW = {
 }
 
 
-LLAMA_FORMATS = ("Q4_1", "Q4_0", "Q8_0", "bf16")
+LLAMA_FILES = ("Q4_1", "Q4_0", "Q8_0", "bf16")
 """Q4_1 is the file of this engine; Q4_0 is the one that llama.cpp repacks for x86 at load."""
+WITHOUT_FLASH = "-fa0"
+LLAMA_FORMATS = (*LLAMA_FILES, f"Q4_0{WITHOUT_FLASH}")
+"""Flash attention as llama.cpp chooses, which is on, and off: behind 2,048 tokens it decodes three times as fast then,
+and its prefill is slower."""
 TORCH_FORMATS = ("bfloat16", "float32")
 """float32 computes faster where a processor has no AMX, and reads twice the bytes."""
 
@@ -136,14 +140,14 @@ def smollm2() -> ModelSet:
     from biphase.models import locate
 
     q4_1 = locate("smollm2-135m")
-    others = {form: PEERS / f"smollm2-{form.lower()}.gguf" for form in LLAMA_FORMATS if form != "Q4_1"}
+    others = {form: PEERS / f"smollm2-{form.lower()}.gguf" for form in LLAMA_FILES if form != "Q4_1"}
     files = {"Q4_1": q4_1, **others}
     return ModelSet("SmolLM2-135M", q4_1, PEERS / "smollm2-bf16", files)
 
 
 def model_set(folder: Path) -> ModelSet:
     """A folder as bench/random_models.py writes it."""
-    files = {form: folder / f"{form.lower()}.gguf" for form in LLAMA_FORMATS}
+    files = {form: folder / f"{form.lower()}.gguf" for form in LLAMA_FILES}
     if not files["Q4_1"].is_file():
         raise BadInput(f"{folder} has no q4_1.gguf; bench/random_models.py writes such a folder")
     return ModelSet(folder.name, files["Q4_1"], folder / "hf", files)
@@ -199,10 +203,10 @@ def peer_side(peer: str, form: str, places: Places, models: ModelSet, threads: i
 def _llama_side(form: str, programs: Path, models: ModelSet, threads: int) -> Side:
     for program in ("llama-bench", "llama-batched-bench"):
         _need("llama.cpp", programs / program)
-    path = models.llama[form]
+    path = models.llama[form.removesuffix(WITHOUT_FLASH)]
     if not path.is_file():
         raise BadInput(f"llama.cpp {form} needs {path}: llama-quantize makes it from the bf16 file")
-    return LlamaBench(f"llama.cpp {form}", programs, path, threads)
+    return LlamaBench(f"llama.cpp {form}", programs, path, threads, flash=not form.endswith(WITHOUT_FLASH))
 
 
 def _need(peer: str, path: Path) -> None:

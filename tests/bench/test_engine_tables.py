@@ -195,11 +195,11 @@ def test_a_missing_peer_is_named_with_how_to_get_it(tmp_path: Path) -> None:
 
 
 def test_peers_have_a_side_a_format() -> None:
-    llama = [("llama.cpp", form) for form in ("Q4_1", "Q4_0", "Q8_0", "bf16")]
+    llama = [("llama.cpp", form) for form in ("Q4_1", "Q4_0", "Q8_0", "bf16", "Q4_0-fa0")]
     assert peers("llama.cpp,vllm:float32") == [*llama, ("vllm", "float32")]
     for text, reason in (
         ("sglang", "known are"),
-        ("llama.cpp:q8_0", "its formats are Q4_1, Q4_0, Q8_0, bf16"),
+        ("llama.cpp:q8_0", "its formats are Q4_1, Q4_0, Q8_0, bf16, Q4_0-fa0"),
         ("llama.cpp,llama.cpp:Q4_0", "names a side twice"),
     ):
         with pytest.raises(BadInput, match=reason):

@@ -247,8 +247,8 @@ def _row_tile_bytes(dim: Any) -> Any:
     return _steps(dim) * PAIR + 16 * _padded(dim) * 4 + 64 + 64 + 1024
 
 
-_MASKS, _SCORES, _CHANCES = 0, 256, 256 + 4 * TILE_BYTES
-_ROW_TILES = _CHANCES + 2 * PAIR
+_MASKS, _SCORES, _PROBABILITIES = 0, 256, 256 + 4 * TILE_BYTES
+_ROW_TILES = _PROBABILITIES + 2 * PAIR
 """In the scratch of a thread: masks, scores [4 tiles], probabilities [2 pairs of tiles], then the row tiles."""
 
 
@@ -344,12 +344,12 @@ def _attend_block(shape: Any, chunk: Any, block: Any, tiles: Any, begin: Any, en
         masked = key + KEYS - 1 > position or (shape.window > 0 and key <= top - shape.window)
         for _ in range(group):
             if seen:
-                scores, chances, sums = scratch + _SCORES, scratch + _CHANCES, state + _steps(dim) * PAIR
+                scores, probabilities, sums = scratch + _SCORES, scratch + _PROBABILITIES, state + _steps(dim) * PAIR
                 multiply(state, rows, _steps(dim), tiles, _steps(dim) * PAIR, PAIR, scores, False)
                 if masked:
                     _mask(scores, rows, position - key, shape.window, scratch + _MASKS)
-                _soften(scores, rows, chances, sums, _padded(dim))
-                _add_values(chances, rows, tiles + _key_tiles(dim), _padded(dim) // 16, sums)
+                _softmax(scores, rows, probabilities, sums, _padded(dim))
+                _add_values(probabilities, rows, tiles + _key_tiles(dim), _padded(dim) // 16, sums)
             state += size
 
 
@@ -408,7 +408,7 @@ _power2 = operation(float32x16, [float32x16], _emit_power2)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _soften(scores: Any, rows: Any, chances: Any, sums: Any, padded: Any) -> None:
+def _softmax(scores: Any, rows: Any, probabilities: Any, sums: Any, padded: Any) -> None:
     """2**(score - maximum) of 64 keys for ``rows`` rows; the sums so far are brought to the new maxima."""
     maxima = sums + 64 * padded
     _raise_maxima(scores, maxima, sums)
@@ -417,8 +417,8 @@ def _soften(scores: Any, rows: Any, chances: Any, sums: Any, padded: Any) -> Non
         a, b = _power2(load_f32(at) - level), _power2(load_f32(at + TILE_BYTES) - level)
         c, d = _power2(load_f32(at + 2 * TILE_BYTES) - level), _power2(load_f32(at + 3 * TILE_BYTES) - level)
         store_f32(normalizer, load_f32(normalizer) + ((a + b) + (c + d)))
-        _store_split(a, b, chances + 64 * i)
-        _store_split(c, d, chances + PAIR + 64 * i)
+        _store_split(a, b, probabilities + 64 * i)
+        _store_split(c, d, probabilities + PAIR + 64 * i)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -437,6 +437,6 @@ def _raise_maxima(scores: Any, maxima: Any, sums: Any) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _add_values(chances: Any, rows: Any, values: Any, columns: Any, sums: Any) -> None:
+def _add_values(probabilities: Any, rows: Any, values: Any, columns: Any, sums: Any) -> None:
     for column in range(0, columns, 4):
-        multiply(chances, rows, 2, values + column * PAIR, PAIR, columns * PAIR, sums + column * TILE_BYTES, True)
+        multiply(probabilities, rows, 2, values + column * PAIR, PAIR, columns * PAIR, sums + column * TILE_BYTES, True)
