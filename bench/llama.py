@@ -15,7 +15,7 @@ OWN_STEPS = "2048"
 
 @dataclass(frozen=True)
 class LlamaBench:
-    """One GGUF file under llama.cpp's own benchmark programs in ``programs``; flash attention as they choose, or not."""
+    """One GGUF file under llama.cpp's own benchmark programs; with ``flash`` attention as they choose, else without."""
 
     name: str
     programs: Path
