@@ -42,8 +42,8 @@ WORDS = 3
 
 @dataclass(frozen=True)
 class Roof:
-    """What a row cannot exceed here: bytes and operations of one step or prompt, those of attention apart, and for each
-    of ``WAYS`` the tokens a second that the larger of both times leaves."""
+    """Bytes and operations of one step or prompt of a dense model, those of attention apart, and for each of ``WAYS``
+    the tokens a second that the larger of both times leaves: what a row computed in that way cannot exceed here."""
 
     bytes: float
     flops: float
@@ -102,7 +102,8 @@ def roof(machine: Machine, architecture: Architecture, question: Question) -> Ro
     peaks = machine.peak_ops
     floats = max(peaks.get("fp32", 0.0), peaks.get("bf16", 0.0))
     inside = max(peaks.get("fp32", 0.0), peaks.get("bf16", 0.0) / WORDS)
-    two_bytes = cost.bytes - cost.weight_bytes + 2 * (decode(model, 100, 1).flops - 100 * pair) / 2
+    weights = (decode(model, 100, 1).flops - 100 * pair) / 2  # a multiply-add each
+    two_bytes = cost.bytes - cost.weight_bytes + 2 * weights
     int8 = peaks.get("int8", 0.0)
     bandwidth = max(machine.bandwidth, machine.model_bandwidth)
     seconds = {

@@ -131,7 +131,7 @@ def windows_question(model: Path, count: int, size: int = WINDOW) -> dict[str, A
     if not 2 <= count <= len(tokens) // size:
         raise BadInput(f"--windows {count}: the text has {len(tokens) // size} windows of {size}, and 2 are needed")
     texts = [tokens[n * size : (n + 1) * size] for n in range(count)]
-    every = (size - size // 2) // PLACES
+    every = -(-(size - size // 2 - 1) // PLACES)
     return {"kind": "windows", "windows": texts, "first": size // 2, "rows": ROWS, "every": every}
 
 
@@ -174,8 +174,8 @@ def llama_files(texts: Sequence[str], model: Path) -> dict[str, Path]:
     found = {"llama.cpp Q4_1": model}
     for text in texts:
         name, _, file = text.partition("=")
-        if not (name and Path(file).is_file()):
-            raise BadInput(f"--llama-file {text!r}: expected NAME=FILE.gguf of a file that is there")
+        if not (name and Path(file).is_file()) or f"llama.cpp {name}" in found:
+            raise BadInput(f"--llama-file {text!r}: expected NAME=FILE.gguf, a new name of a file that is there")
         found[f"llama.cpp {name}"] = Path(file)
     return found
 

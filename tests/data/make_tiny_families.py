@@ -28,6 +28,10 @@ FAMILIES = {
         "model_type": "mistral", "head_dim": 32, "num_hidden_layers": 3, "max_position_embeddings": 512,
         "sliding_window": 19, "rope_parameters": LONG,
     },
+    "mistral, long window": {
+        "model_type": "mistral", "head_dim": 16, "max_position_embeddings": 768, "sliding_window": 300,
+        "rope_parameters": LONG,
+    },
     "qwen2": {"model_type": "qwen2", "use_sliding_window": False, "rope_parameters": LONG},
     "qwen2, window": {
         "model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0, "sliding_window": 35,
@@ -37,8 +41,8 @@ FAMILIES = {
     "qwen3": {"model_type": "qwen3", "head_dim": 32, "use_sliding_window": False, "rope_parameters": LONG},
 }  # fmt: skip
 TOKENS = [int(i * 37 % 128) for i in range(40)]
-LONG_TOKENS = [int(i * i * 37 % 127) for i in range(340)]
-"""For windows: far beyond them, and in more than one run of attention."""
+LONG_TOKENS = [int(i * i * 37 % 127) for i in range(700)]
+"""For windows: far beyond them, and where one is long also in more than one run of attention."""
 
 
 def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -59,7 +63,8 @@ def main() -> None:
             parameter.data = torch.from_numpy(values(name, tuple(parameter.shape)))
         model.tie_weights()
         with torch.inference_mode():
-            tokens = LONG_TOKENS if extra.get("sliding_window") else TOKENS
+            window = extra.get("sliding_window") or 0
+            tokens = LONG_TOKENS if window > 100 else LONG_TOKENS[:340] if window else TOKENS
             logits = model(torch.tensor([tokens])).logits[0]
         names = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
         rows = {

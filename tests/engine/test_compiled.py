@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from biphase.engine.packing import pack
 from biphase.engine.rows import DecodeRows, PrefillChunk, Rows
 from biphase.engine.safetensors_files import shapes
 from biphase.engine.weights import assemble
+from biphase.scheduling.config import SchedulerConfig
 from tests.engine.forms import FORMS, inside_a_form, run_tests_in
 from tests.engine.many_rows import Part, run_step, step_of
 from tests.engine.tiny import prefill, run, submit
@@ -228,3 +230,13 @@ def test_lossy_choices_lose_little(options: dict[str, str]) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_both_programs_in_other_forms(form: str, tmp_path: Path) -> None:
     run_tests_in(form, __file__, tmp_path, only="equal_torch or same_int8_cache")
+
+
+def test_waiting_for_memory_is_no_part_of_what_a_law_of_steps_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand seconds, by a clock that counts in them, in a step that takes no such time."""
+    model, _ = pair("llama")
+    engine = Engine(model, SchedulerConfig(80, 640))
+    monkeypatch.setattr("biphase.engine.compiled.perf_counter", count(step=1000.0).__next__)
+    ((_, first), (_, second)) = engine.measure([[(20, 2)]])
+    assert -1000 < first < -900
+    assert -1000 < second < -900

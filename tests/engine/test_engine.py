@@ -8,12 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from biphase.engine.build import COMPILING, warm_up
+from biphase.engine.build import COMPILING, unless_damaged
 from biphase.engine.engine import Engine
 from biphase.engine.kernels.select import compiled_kernels, reference_kernels
 from biphase.engine.messages import Output, Submit
 from biphase.engine.model import Model
 from biphase.engine.trace import Trace
+from biphase.errors import BadInput
 from biphase.scheduling.config import SchedulerConfig
 from biphase.scheduling.request import SamplingParams
 from tests.engine.tiny import CONFIG, prefill, run, submit, tiny_engine, tiny_model
@@ -224,24 +225,30 @@ def test_compiled_code_that_cannot_be_read_is_made_again(
     damage: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Files of no length, as a full disk leaves them: what the first reading raises, and a second that finds none."""
-    engine, told, said = tiny_engine(), [], []
+    said, runs = [], iter([damage, None, damage])
 
-    def measure(groups: object, tokens_per_step: object = None) -> list:
-        told.append(groups)
-        if len(told) in (1, 3):
-            raise damage
-        return []
+    def run() -> str:
+        if (error := next(runs)) is not None:
+            raise error
+        return "done"
 
-    monkeypatch.setattr(engine, "measure", measure)
     monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path / "biphase" / "kernels"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     damaged = tmp_path / "biphase" / "kernels" / "a.1.nbc"
     damaged.parent.mkdir(parents=True)
     damaged.touch()
-    warm_up(engine, said.append)
-    assert len(told) == 2
+    assert unless_damaged(run, said.append) == "done"
     assert not damaged.exists()
-    assert said == ["the kernels that were kept cannot be read; " + COMPILING]
+    assert said == ["the kernels that were kept may be damaged; " + COMPILING]
     with pytest.raises(type(damage)):  # nothing is kept that could be damaged
-        warm_up(engine)
-    assert len(told) == 3
+        unless_damaged(run, said.append)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), BadInput("no"), RuntimeError("x: can't allocate memory")], ids=repr)
+def test_what_has_another_reason_costs_no_compiled_code(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> None:
+        raise error
+
+    monkeypatch.setattr("biphase.engine.build.forget_compiled_code", lambda: pytest.fail("forgot what was good"))
+    with pytest.raises(type(error)):
+        unless_damaged(run, print)

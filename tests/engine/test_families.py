@@ -2,7 +2,9 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -12,8 +14,12 @@ from biphase.engine.build import build
 from biphase.engine.loading import load
 from biphase.engine.model import Model
 from biphase.engine.options import EngineOptions
+from biphase.engine.rows import DecodeRows, PrefillChunk, Rows
 from tests.data.make_tiny_families import values
 from tests.engine.tiny import prefill
+
+if TYPE_CHECKING:
+    from biphase.engine.compiled import CompiledModel
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data/tiny_families.json").read_text())
 
@@ -52,19 +58,24 @@ def test_logits_equal_transformers(case: dict, tmp_path: Path) -> None:
             torch.testing.assert_close(got, torch.tensor(expected), atol=1e-4, rtol=1e-4)
 
 
+def compiled_model(case: dict, folder: Path) -> "CompiledModel":
+    """With blocks for two sequences."""
+    from biphase.engine.compiled import CompiledModel, PagedCache
+    from biphase.engine.loading import open_source
+    from biphase.engine.packing import pack
+
+    write_folder(folder, case)
+    source = open_source(folder, random_weights=False)
+    assert source.config.sliding_window == case["config"]["sliding_window"]
+    return CompiledModel(source.config, pack(source.config, source), PagedCache(source.config, 64))
+
+
 @pytest.mark.parametrize("crossover", [2, 17], ids=["many-row program", "few-row program"])
 @pytest.mark.parametrize("case", SLIDING, ids=lambda case: case["label"])
 def test_windows_of_the_compiled_programs(case: dict, crossover: int, tmp_path: Path) -> None:
     """Prompts in one chunk and in several, then rows one by one, to where the window has left most of them behind."""
     pytest.importorskip("numba")
-    from biphase.engine.compiled import CompiledModel, PagedCache
-    from biphase.engine.loading import open_source
-    from biphase.engine.packing import pack
-
-    write_folder(tmp_path, case)
-    source = open_source(tmp_path, random_weights=False)
-    assert source.config.sliding_window == case["config"]["sliding_window"]
-    model = CompiledModel(source.config, pack(source.config, source), PagedCache(source.config, 32))
+    model = compiled_model(case, tmp_path)
     model.crossover = crossover
     for row, expected in case["logits"].items():
         n = int(row) + 1
@@ -72,6 +83,24 @@ def test_windows_of_the_compiled_programs(case: dict, crossover: int, tmp_path: 
             got = logits_in_chunks(model, case["tokens"], sizes)
             # integers of 16 bits: measured below 0.002 beside logits of up to 10
             torch.testing.assert_close(got, torch.tensor(expected), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("case", SLIDING, ids=lambda case: case["label"])
+def test_windows_of_a_row_beside_a_chunk(case: dict, tmp_path: Path) -> None:
+    """One step decodes the last token of one sequence and runs the same tokens, but few, as another's chunk."""
+    pytest.importorskip("numba")
+    model, tokens = compiled_model(case, tmp_path), case["tokens"]
+    last, chunk = len(tokens) - 1, min(int(row) for row in case["logits"] if row != "0") + 1
+    prefill(model, tokens[:last])
+    first = -(-len(tokens) // 16)
+    positions = np.array([last, *range(chunk)])
+    slots = positions + np.array([0, *[16 * first] * chunk])
+    rows = Rows(np.array([tokens[last], *tokens[:chunk]]), positions, slots)
+    tables, blocks = np.arange(first, dtype=np.int32)[None], np.arange(first, first + -(-chunk // 16))
+    decodes = DecodeRows(tables, np.array([last + 1], dtype=np.int32))
+    got = torch.from_numpy(model.mixed(rows, decodes, [PrefillChunk(1, 1 + chunk, 0, blocks, samples=True)]))
+    for logits, row in zip(got, (last, chunk - 1), strict=True):
+        torch.testing.assert_close(logits, torch.tensor(case["logits"][str(row)]), atol=1e-2, rtol=1e-2)
 
 
 def test_torch_stays_within_the_window(tmp_path: Path) -> None:

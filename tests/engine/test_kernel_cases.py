@@ -17,7 +17,6 @@ from biphase.engine.kernel_timing import fill
 from biphase.engine.kernels import alone
 from biphase.engine.kernels import few_rows_step as few
 from biphase.engine.kernels import many_rows_step as many
-from biphase.engine.kernels.activations import record_bytes
 from biphase.engine.kernels.row_attention import part_bytes
 from biphase.engine.kernels.select import Program
 from biphase.engine.kernels.team import new_team
@@ -98,26 +97,35 @@ def test_what_the_model_is_too_short_for_is_left_out() -> None:
     assert "prefill step" not in {s.operator for s in subjects}
 
 
-def test_few_row_products_multiply_every_row() -> None:
-    """One thread leaves the product with the last panel, rows 32 to 39 of the head, behind the integers of the rows."""
-    x = np.random.default_rng(1).standard_normal((5, WIDEST_INNER), dtype=np.float32)
-    packed, team = model().packed, new_team(THREADS)
-    scratch = few.new_work(packed.shape, 1, len(x), 0).scratch
-    alone.few_row_products(team.ctypes.data, 1, 2, packed.image, 0, 5, x, scratch)
-    begin = len(x) * int(record_bytes(32))
-    got = scratch[0, begin : begin + 64 * len(x)].view(np.float32).reshape(len(x), 16)
-    close(got[:, :8], x[:, :32] @ SOURCE.matrix("output")[32:].T)
-
-
+@pytest.mark.parametrize("few_rows", [True, False], ids=["few rows", "many rows"])
+@pytest.mark.parametrize("rows", [5, 21])
 @pytest.mark.parametrize(("first", "last", "name", "inner"), [(0, 4, "blk.0.ffn_down", 48), (4, 5, "output", 32)])
-def test_many_row_products_multiply_every_row(first: int, last: int, name: str, inner: int) -> None:
+def test_products_multiply_every_row(first: int, last: int, name: str, inner: int, rows: int, few_rows: bool) -> None:
     """The last of the matrices leaves its product."""
-    x = np.random.default_rng(0).standard_normal((21, WIDEST_INNER), dtype=np.float32)
-    packed, team, out = model().packed, new_team(THREADS), np.zeros((len(x), MOST_COLUMNS), dtype=np.float32)
-    work = many.new_work(packed.shape, THREADS, 2, len(x), 1)
-    alone.many_row_products(team.ctypes.data, THREADS, 2, packed.image, first, last, x, out, work)
+    x, out = both(first, last, rows, few_rows)
     expected = x[:, :inner] @ SOURCE.matrix(name).T
     close(out[:, : expected.shape[1]], expected)
+
+
+@pytest.mark.parametrize("few_rows", [True, False], ids=["few rows", "many rows"])
+def test_gate_and_up_leave_silu_of_the_gate_times_up(few_rows: bool) -> None:
+    x, out = both(2, 3, 5, few_rows)
+    gate, up = (x[:, :32] @ SOURCE.matrix(f"blk.0.ffn_{name}").T for name in ("gate", "up"))
+    expected = gate / (1 + np.exp(-gate)) * up
+    close(out[:, : expected.shape[1]], expected)
+
+
+def both(first: int, last: int, rows: int, few_rows: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Random rows, and what the matrices from ``first`` to ``last`` left of them."""
+    x = np.random.default_rng(rows).standard_normal((rows, WIDEST_INNER), dtype=np.float32)
+    packed, team, out = model().packed, new_team(THREADS), np.zeros((rows, MOST_COLUMNS), dtype=np.float32)
+    if few_rows:
+        scratch = few.new_work(packed.shape, THREADS, rows, 0).scratch
+        alone.few_row_products(team.ctypes.data, THREADS, 2, packed.image, first, last, x, out, scratch)
+    else:
+        work = many.new_work(packed.shape, THREADS, 2, rows, 1)
+        alone.many_row_products(team.ctypes.data, THREADS, 2, packed.image, first, last, x, out, work)
+    return x, out
 
 
 def attend_single_rows(

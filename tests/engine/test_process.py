@@ -150,10 +150,11 @@ def test_the_vocabulary_is_read_when_the_engine_rests_or_a_grammar_needs_it(monk
             engine.learn(ascii_vocabulary())
         ours.sendall(pack(Submit("plain", (1, 2), 2, frozenset(), SamplingParams(0.0))))
         process.run_once(connection, resting)  # a request comes first
-        assert resting.has_chores
+        assert resting.runner.grammars is None
         while resting.has_work:
             process.run_once(connection, resting)
         process.run_once(connection, resting)
+        assert resting.runner.grammars is not None
         assert not resting.has_chores
         rules = LogitRules(grammar=json_grammar(True))
         ours.sendall(pack(Submit("held", (1, 2), 2, frozenset(), SamplingParams(0.0, rules=rules))))

@@ -76,7 +76,7 @@ def test_all_members_of_this_pool_run_at_once():
         ({"OMP_THREAD_LIMIT": "1"}, 1),
         ({"OMP_THREAD_LIMIT": "2"}, 2),
         ({"NUMBA_THREADING_LAYER": "workqueue"}, 3),
-        ({"NUMBA_THREADING_LAYER": "tbb"}, 3),
+        *(({"NUMBA_THREADING_LAYER": layer}, 3) for layer in ("tbb", "TBB", "threadsafe")),
     ],
     ids=str,
 )

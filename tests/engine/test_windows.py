@@ -1,4 +1,4 @@
-"""Sliding windows in a config: which families have one, in which layers, and that a context never leaves it."""
+"""Sliding windows in a config: which families have one, in which layers, and where one bounds the context."""
 
 from typing import Any
 
@@ -91,6 +91,11 @@ def test_other_families() -> None:
             "here: layer_types is ['linear_attention']; this engine serves",
         ),
         ("qwen3", {"layer_types": "full_attention"}, "here: layer_types is 'full_attention'; this engine serves"),
+        (
+            "qwen2",
+            {"sliding_window": 8, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 31},
+            "here: layer_types names 31 layers of 30",
+        ),
         (
             "qwen2",
             {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": "all"},

@@ -9,7 +9,7 @@ import typer
 from biphase.cli.outputs import check_writable, deliver
 from biphase.cli.ranges import ACTIVATIONS, KV_CACHE_DTYPES, check_choice, check_range
 from biphase.cli.targets import one_interrupt
-from biphase.errors import BadInput, RunFailed
+from biphase.errors import BadInput
 from biphase.models import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -57,9 +57,8 @@ def kernels(
 
     if not can_compile():
         raise BadInput("biphase kernels times compiled kernels, and NUMBA_DISABLE_JIT is set: unset it")
-    from biphase.engine.build import DAMAGED
+    from biphase.engine.build import unless_damaged
     from biphase.engine.kernel_timing import time_kernels
-    from biphase.engine.kernels import forget_compiled_code
     from biphase.engine.options import EngineOptions
     from biphase.report.kernel_tables import print_kernels
     from biphase.report.progress import display
@@ -75,11 +74,8 @@ def kernels(
     with one_interrupt() as exit_status:
         try:
             with display() as shown:
-                found = time_kernels(options, wanted, repeats, shown)
+                found = unless_damaged(lambda: time_kernels(options, wanted, repeats, shown), shown.status)
             deliver(lambda: print_kernels(found), (json_file, lambda: _json(found)))
-        except DAMAGED as error:
-            forget_compiled_code()
-            raise RunFailed("the compiled kernels that were kept were damaged and are removed: run it again") from error
         except KeyboardInterrupt:
             raise typer.Exit(exit_status()) from None
         if found.interrupted:

@@ -1,13 +1,12 @@
 """From options to an engine that is ready: model loaded, kernels compiled, KV pool reserved, limits settled."""
 
 import os
-import pickle
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from biphase.engine.config import ModelConfig
 from biphase.engine.engine import Engine
@@ -24,9 +23,8 @@ from biphase.scheduling.step_time import StepTimeLaw
 if TYPE_CHECKING:
     from biphase.engine.kernels.image import PackedModel
 
-DAMAGED = (EOFError, pickle.UnpicklingError, RuntimeError)
-"""What numba and LLVM raise, as a rule, when compiled code that was kept cannot be read."""
-COMPILING = "compiling kernels (one to two minutes; kept for the next start)"
+COMPILING = "compiling kernels (one to three minutes; kept for the next start)"
+T = TypeVar("T")
 BLOCK_SIZE = 16
 """Tokens per KV block, as in vLLM: small enough to waste half a block a sequence, long enough to read in one run."""
 _OPTIONS = re.compile(r"\b(max_num_seqs|max_num_batched_tokens|itl_budget_ms|max_queued_requests|max_queued_tokens)\b")
@@ -42,10 +40,8 @@ def build(options: EngineOptions, progress: Callable[[str], None] = lambda _: No
     set_threads(threads_of(options))
     progress(f"loading {options.model}")
     trace = Trace(Path(options.trace)) if options.trace else None
-    model, config, dtypes = _model(options, progress)
-    engine = Engine(model, config, trace)
-    progress(COMPILING if hasattr(model, "crossover") and not kernels_are_compiled() else "warming up")
-    warm_up(engine, progress)
+    engine, dtypes = unless_damaged(lambda: _ready_engine(options, trace, progress), progress)
+    model, config = engine.runner.model, engine.scheduler.config
     ready = Ready(
         max_model_len=config.max_request_tokens,
         vocab_size=model.config.vocab_size,
@@ -57,6 +53,33 @@ def build(options: EngineOptions, progress: Callable[[str], None] = lambda _: No
         load_seconds=perf_counter() - started,
     )
     return engine, ready
+
+
+def unless_damaged(run: Callable[[], T], say: Callable[[str], None]) -> T:
+    """``run``, and once more without the compiled code that was kept, if that may be why it failed.
+
+    A full disk or a power loss leaves files of no or half length, and reading those raises anything.
+    """
+    try:
+        return run()
+    except (MemoryError, BiphaseError):
+        raise
+    except Exception as error:
+        if "can't allocate memory" in str(error) or not forget_compiled_code():
+            raise
+    say(f"the kernels that were kept may be damaged; {COMPILING}")
+    return run()
+
+
+def _ready_engine(
+    options: EngineOptions, trace: Trace | None, say: Callable[[str], None]
+) -> tuple[Engine, tuple[str, str]]:
+    """The engine, warm, and the types of weights and cache."""
+    model, config, dtypes = _model(options, say)
+    engine = Engine(model, config, trace)
+    say(COMPILING if hasattr(model, "crossover") and not kernels_are_compiled() else "warming up")
+    warm_up(engine)
+    return engine, dtypes
 
 
 def _model(
@@ -75,7 +98,7 @@ def _compiled_model(
     from biphase.engine.registries import load_registries
 
     load_registries()
-    keep_to_members_at_once(say)
+    keep_to_members_at_once(options, say)
     int8_kv = options.kv_cache_dtype == "int8"
     config = _limits(options, shape, block_bytes(shape.num_layers, shape.num_kv_heads, shape.head_dim, int8_kv))
     words = 1 if options.activations == "int8" else 2
@@ -83,12 +106,14 @@ def _compiled_model(
     return model, config, ("native" if options.dtype == "auto" else "int8", "int8" if int8_kv else "float16")
 
 
-def keep_to_members_at_once(say: Callable[[str], None]) -> None:
+def keep_to_members_at_once(options: EngineOptions, say: Callable[[str], None]) -> None:
     """A program whose members do not all run would wait for the others for ever."""
     import numba
 
     from biphase.engine.kernels.team import members_at_once
 
+    if (options.threads or 0) > (most := numba.config.NUMBA_NUM_THREADS):
+        raise BadInput(f"--threads {options.threads}: NUMBA_NUM_THREADS is {most}; unset it, or ask for no more")
     asked = numba.get_num_threads()
     if (found := members_at_once(asked)) < asked:
         say(f"only {found} of {asked} threads run at once (OMP_THREAD_LIMIT, OMP_DYNAMIC?), so steps take {found}")
@@ -105,26 +130,18 @@ def _torch_model(options: EngineOptions) -> tuple[TwoPhaseModel, SchedulerConfig
     torch.set_num_threads(threads_of(options))
     shape, weights = load(options.model, options.dtype, options.random_weights)
     dtype = weights.embedding.dtype
-    within = min(shape.max_position, shape.sliding_window or shape.max_position)  # torch's attention has no window
+    within = shape.sliding_window or shape.max_position  # torch's attention has no window
     reach = replace(shape, max_position=within)
     config = _limits(options, reach, shape.kv_bytes_per_token(dtype.itemsize) * BLOCK_SIZE)
     cache = kv_cache.allocate(shape, config.num_blocks, BLOCK_SIZE, dtype)
     return Model(shape, weights, cache), config, (str(dtype).removeprefix("torch."),) * 2
 
 
-def warm_up(engine: Engine, say: Callable[[str], None] = lambda _: None) -> None:
+def warm_up(engine: Engine) -> None:
     """Compile the kernels, so that no request waits for them, and where an ITL budget is set measure its first law."""
     config = engine.scheduler.config
     first: list[Group] = [[(min(40, config.max_request_tokens - 2), 2)] * 2]
-    try:
-        engine.measure(first)
-    except (MemoryError, BiphaseError):
-        raise
-    except Exception:  # a full disk or a power loss leaves files of no or half length, and those raise anything
-        if not forget_compiled_code():
-            raise
-        say(f"the kernels that were kept cannot be read; {COMPILING}")
-        engine.measure(first)
+    engine.measure(first)
     settle(engine.runner.model)
     if config.itl_budget_ms is not None:
         seen = engine.measure(_possible(WHOLE_PROMPTS * 2, config))  # the first touch of memory must not count alone
@@ -197,11 +214,6 @@ def threads_of(options: EngineOptions) -> int:
     count = options.threads or available
     if count > available:
         raise BadInput(f"--threads {count}: expected 1 to {available}, the processors that this process may use")
-    if options.threads and can_compile():
-        import numba
-
-        if count > (most := numba.config.NUMBA_NUM_THREADS):
-            raise BadInput(f"--threads {count}: NUMBA_NUM_THREADS is {most}; unset it, or ask for no more")
     return count
 
 

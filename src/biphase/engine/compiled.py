@@ -6,6 +6,7 @@ phase they belong to; from ``crossover`` rows on the second is faster on this ma
 
 from collections.abc import Sequence
 from dataclasses import replace
+from time import perf_counter
 
 import numpy as np
 from numba import config as numba_config
@@ -52,6 +53,7 @@ class CompiledModel:
         self.words = words
         self.packed = replace(packed, shape=packed.shape._replace(int8_kv=int(cache.int8)))
         self.crossover = MOST_FEW_ROWS + 1
+        self.seconds_for_memory = 0.0
         self._first_touch = FirstTouch((cache.k, cache.v))
         self._team = new_team(numba_config.NUMBA_NUM_THREADS)
         self._few_work: dict[tuple[int, int], few.Work] = {}
@@ -81,7 +83,9 @@ class CompiledModel:
     def _forward(self, rows: Rows, singles: list[Ids32], chunks: Sequence[PrefillChunk]) -> Logits:
         sampled = [*range(len(singles)), *(chunk.end - 1 for chunk in chunks if chunk.samples)]
         logits = np.empty((len(sampled), self.config.vocab_size), dtype=np.float32)
+        started = perf_counter()
         self._first_touch.advance(int(rows.slots.max()) // BLOCK, len(rows.slots))
+        self.seconds_for_memory = perf_counter() - started
         if choose_program(len(rows.tokens), self.crossover) is Program.FEW:
             self._run_few(rows, singles, chunks, sampled, logits)
         else:

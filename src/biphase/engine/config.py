@@ -200,7 +200,9 @@ def _sliding_layers(config: Mapping[str, Any], layers: int, where: str) -> int:
     if switched and not config.get("use_sliding_window"):
         return 0
     if kinds := config.get("layer_types"):
-        return layers if all(kind == SLIDING for kind in kinds) else sum(kind == SLIDING for kind in kinds)
+        if len(kinds) != layers:
+            raise BadInput(f"{where}: layer_types names {len(kinds)} layers of {layers}")
+        return sum(kind == SLIDING for kind in kinds)
     if switched:
         first = config.get("max_window_layers", FULL_LAYERS)
         if not isinstance(first, int) or first < 0:

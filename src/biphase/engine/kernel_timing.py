@@ -41,7 +41,7 @@ class Display(Protocol):
 def load_model(options: EngineOptions, rows: Sequence[int], say: Callable[[str], None] = print) -> CompiledModel:
     """The model with a cache that is full of numbers, and its crossover settled. ``BadInput`` where torch runs it."""
     set_threads(threads_of(options))
-    keep_to_members_at_once(say)
+    keep_to_members_at_once(options, say)
     packed = load_packed(options)
     if packed is None:
         raise BadInput(

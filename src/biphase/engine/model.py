@@ -77,6 +77,7 @@ class Model:
         self, config: ModelConfig, weights: ModelWeights, cache: KVCache, kernels: Kernels | None = None
     ) -> None:
         self.config = config
+        self.seconds_for_memory = 0.0
         self.cache = cache
         self.kernels = kernels or select_kernels()
         self.dtype = weights.embedding.dtype

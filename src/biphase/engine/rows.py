@@ -45,6 +45,8 @@ class TwoPhaseModel(Protocol):
     """What the runner asks of a model: ``Model`` in torch, ``compiled.CompiledModel`` in compiled programs."""
 
     config: ModelConfig
+    seconds_for_memory: float
+    """What the last step waited for memory of the cache that it did not use yet: no law of steps should learn it."""
 
     @property
     def block_size(self) -> int:

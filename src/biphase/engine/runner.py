@@ -36,7 +36,8 @@ class Runner:
         self._sample(logits, [*decode, *(s for s in prefill if s.samples)], tokens, failed, logprobs)
         if self.grammars is not None:
             self.grammars.forget(plan.freed)
-        return StepResult(tokens, failed, perf_counter() - started, logprobs)
+        seconds = perf_counter() - started - self.model.seconds_for_memory
+        return StepResult(tokens, failed, seconds, logprobs)
 
     def prefill(self, slices: Sequence[Slice]) -> Logits:
         """Logits of the slices that reach the end of what is known."""

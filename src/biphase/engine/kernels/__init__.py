@@ -30,6 +30,8 @@ def sources_digest() -> str:
 
 def forget_compiled_code() -> bool:
     """Remove what is kept of compiled code, where it cannot be read. False if there is none, or in a user's folder."""
+    if not can_compile():
+        return False
     import numba
 
     folder = Path(numba.config.CACHE_DIR)
@@ -53,8 +55,8 @@ def _prepare_numba() -> None:
         return
     import numba
 
-    numba.config.THREADING_LAYER_PRIORITY = ["omp", "workqueue", "tbb"]
-    if numba.config.THREADING_LAYER in ("tbb", "safe"):
+    numba.config.THREADING_LAYER_PRIORITY.sort(key=lambda layer: layer == "tbb")
+    if numba.config.THREADING_LAYER.lower() not in ("omp", "workqueue"):
         numba.config.THREADING_LAYER = "default"
     chosen, name = numba.config.CACHE_DIR, _code_name()
     folder = Path(chosen or user_cache() / "kernels")  # NUMBA_CACHE_DIR is the user's own choice

@@ -70,12 +70,11 @@ def multiply_panel(kind: Any, panel: Any, inner: Any, records: Any, rows: Any, w
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _add(weights: Any, scale: Any, offset: Any, cells: Any, rows: Any, words: Any, out: Any) -> None:
-    a, b, c, d, e, f, g, h = weights
+def _add(weights: Any, scaling: Any, cells: Any, rows: Any, words: Any, out: Any) -> None:
     if words == 2:
-        add_words(a, b, c, d, e, f, g, h, scale, offset, cells, rows, out)
+        add_words(weights, scaling, cells, rows, out)
     else:
-        add_bytes(a, b, c, d, e, f, g, h, scale, offset, cells, rows, out)
+        add_bytes(weights, scaling, cells, rows, out)
 
 
 @njit(nogil=True, cache=True)
@@ -104,7 +103,7 @@ def _add_nibbles(at: Any, scale: Any, offset: Any, cells: Any, rows: Any, words:
     p, q, r, s = load_i32(at), load_i32(at + 64), load_i32(at + 128), load_i32(at + 192)
     a, b, c, d = p & mask, q & mask, r & mask, s & mask
     e, f, g, h = shift_right(p, 4) & mask, shift_right(q, 4) & mask, shift_right(r, 4) & mask, shift_right(s, 4) & mask
-    _add((a, b, c, d, e, f, g, h), scale, offset, cells, rows, words, out)
+    _add((a, b, c, d, e, f, g, h), (scale, offset), cells, rows, words, out)
 
 
 @njit(nogil=True, cache=True)
@@ -119,7 +118,7 @@ def _bytes(by_row: Any, panel: Any, inner: Any, records: Any, rows: Any, words: 
         e, f, g, h = load_i32(at + 256), load_i32(at + 320), load_i32(at + 384), load_i32(at + 448)
         scale = fill_f32(np.float32(1)) if by_row else load_f16(at + 512)
         offset = scale * fill_f32(np.float32(-128))
-        _add((a, b, c, d, e, f, g, h), scale, offset, records + group * rows * CELL, rows, words, out)
+        _add((a, b, c, d, e, f, g, h), (scale, offset), records + group * rows * CELL, rows, words, out)
     if by_row:
         scale = load_f32(panel + panel_bytes(INT8, inner) - 64)
         for row in range(rows):
@@ -134,12 +133,12 @@ def _six_bits(panel: Any, inner: Any, records: Any, rows: Any, words: Any, out: 
         base = panel + block * Q6_K_BLOCK
         for group in range(8):
             first, second = steps_of_q6_k(base, group)
-            a, b, c, d, e, f, g, h = load_six_bits(base + Q6_K_GROUP * group)
-            cells, p, q = records + (8 * block + group) * rows * CELL, first * minus, second * minus
+            weights = load_six_bits(base + Q6_K_GROUP * group)
+            scaling, cells = (first, first * minus, second, second * minus), records + (8 * block + group) * rows * CELL
             if words == 2:
-                add_words_in_halves(a, b, c, d, e, f, g, h, first, p, second, q, cells, rows, out)
+                add_words_in_halves(weights, scaling, cells, rows, out)
             else:
-                add_bytes_in_halves(a, b, c, d, e, f, g, h, first, p, second, q, cells, rows, out)
+                add_bytes_in_halves(weights, scaling, cells, rows, out)
 
 
 @njit(nogil=True, cache=True, inline="always")

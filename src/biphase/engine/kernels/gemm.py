@@ -36,8 +36,8 @@ from biphase.engine.kernels.vectors import (
     I32,
     I64,
     V_I32,
-    _dot_int8,
     dot_int8,
+    emit_dot_int8,
     fill_f32,
     fill_i32,
     fma,
@@ -304,7 +304,7 @@ def _add_products(words: int) -> Any:
                 at = b.add(left, I64(row * 64 + word * TILE_BYTES))
                 x = splat(b, b.load(pointer(b, at, I32), align=1), V_I32)
                 for total, weights in products:
-                    b.store(_dot_int8(b, b.load(total), x, weights), total)
+                    b.store(emit_dot_int8(b, b.load(total), x, weights), total)
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         left, right, groups, out = values

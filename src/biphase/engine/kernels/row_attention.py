@@ -4,7 +4,7 @@ An item is (row, KV heads, run of blocks). The query heads of a KV head share ev
 and the KV heads of a block lie side by side, so that an item of all heads reads memory in order; few rows are cut by
 heads too, to keep all threads busy. A long context is cut into runs, so that rows of unequal length balance themselves;
 ``merge`` joins the runs by their maxima and sums (Dao et al. 2023, Flash-Decoding). How heads are shared out does not
-change a bit of the result; how a context is cut depends on its length alone.
+change a bit of the result; how a context is cut depends on its length and the window alone.
 
 With the keys of a block's tokens side by side for each dimension (see ``cells``), a vector holds the scores of a whole
 block and no product needs a sum across lanes.
@@ -223,7 +223,8 @@ def _add_values(
 ) -> None:
     """Add a cell's values, and ask for those at ``ahead``.
 
-    Tokens that are not there have weight 0; what their slots hold is not read.
+    Tokens after the end have weight 0; what their slots hold is not read. Those before a window's start are read, and
+    weigh next to nothing.
     """
     size = BLOCK * number_bytes(scaled)
     row, width = number_bytes(scaled) * dim, 4 * (dim + 16)

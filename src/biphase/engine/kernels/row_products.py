@@ -27,10 +27,10 @@ from biphase.engine.kernels.vectors import (
     I64,
     V_F32,
     V_I32,
-    _dot_int8,
-    _in_register,
     call,
     constant,
+    emit_dot_int8,
+    emit_in_register,
     float32x16,
     int32x16,
     pointer,
@@ -38,7 +38,7 @@ from biphase.engine.kernels.vectors import (
 )
 
 _SUMS = 16 if features().int8_dot else 1
-"""That stay in registers: vectors of half the width, or dot products made of other operations, leave no room."""
+"""At once, in registers; 1 is a row alone: narrower vectors, or dot products of other operations, leave no room."""
 _AT_ONCE = (16, 8, 4, 1)
 """Rows of a block; what eight and four leave comes one by one."""
 
@@ -47,7 +47,7 @@ Scaling = Sequence[tuple[Any, Any, int]]
 
 
 def _in_turn(b: Any, x: Any, weights: Sequence[Any], rows: int, words: int, halves: int) -> list[list[Any]]:
-    """int32 sums [rows][halves] of weights and integers of the cells at ``x``, in units of the lower word."""
+    """int32 sums [rows][halves] of weights and integers of the cells at ``x``."""
     room = _SUMS // rows
     pieces = 2 if halves == 2 or room >= 2 * words or rows == 1 else 1
     by_word = words == 2 and (room >= 2 * pieces or rows == 1)
@@ -61,7 +61,7 @@ def _in_turn(b: Any, x: Any, weights: Sequence[Any], rows: int, words: int, halv
             if word == 1 and i == 0 and not by_word:
                 total = b.shl(total, constant(8, V_I32))
             at = row * CELL + (UPPER, LOWER)[word] + 4 * k
-            sums[key] = _dot_int8(b, total, weights[k], _fill(b, x, at, I32, V_I32))
+            sums[key] = emit_dot_int8(b, total, weights[k], _fill(b, x, at, I32, V_I32))
     return [_joined(b, sums, row, pieces, by_word, halves) for row in range(rows)]
 
 
@@ -99,49 +99,30 @@ def _all_rows(
     x, at, left = (cgutils.alloca_once_value(b, value) for value in (cells, out, rows))
     for size in sizes:
         with cgutils.for_range(b, b.udiv(b.load(left), I64(size))):
-            first, place = _in_register(b, b.load(x)), _in_register(b, b.load(at))
+            first, place = emit_in_register(b, b.load(x)), emit_in_register(b, b.load(at))
             _block(b, first, place, weights, size, words, scaling)
             b.store(b.add(first, I64(size * CELL)), x)
             b.store(b.add(place, I64(size * 64)), at)
         b.store(b.urem(b.load(left), I64(size)), left)
 
 
-_VECTORS, _ADDRESSES = [int32x16] * 8, [types.int64] * 3
-
-
-def _whole(words: int) -> Any:
-    sizes = [size for size in _AT_ONCE if size == 1 or size <= _SUMS]
+def _products(words: int, halves: int) -> Any:
+    sizes = [size for size in _AT_ONCE if size == 1 or size <= _SUMS // halves]
+    sums = (SUM,) if halves == 1 else (FIRST_SUM, SECOND_SUM)
 
     def generate(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        *weights, scale, offset, cells, rows, out = values
-        _all_rows(b, cells, rows, out, weights, words, [(scale, offset, SUM)], sizes)
+        weights, scaling = (cgutils.unpack_tuple(b, value) for value in values[:2])
+        _all_rows(b, *values[2:], weights, words, list(zip(scaling[::2], scaling[1::2], sums, strict=True)), sizes)
         return context.get_dummy_value()
 
-    signature = types.void(*_VECTORS, float32x16, float32x16, *_ADDRESSES)
-    return intrinsic(lambda context, a, b, c, d, e, f, g, h, scale, offset, cells, rows, out: (signature, generate))
+    vectors, scalings = types.UniTuple(int32x16, 8), types.UniTuple(float32x16, 2 * halves)
+    signature = types.void(vectors, scalings, *[types.int64] * 3)
+    return intrinsic(lambda context, weights, scaling, cells, rows, out: (signature, generate))
 
 
-def _in_halves(words: int) -> Any:
-    sizes = [size for size in _AT_ONCE if size == 1 or size <= _SUMS // 2]
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        *weights, first, first_offset, second, second_offset, cells, rows, out = values
-        scaling = [(first, first_offset, FIRST_SUM), (second, second_offset, SECOND_SUM)]
-        _all_rows(builder, cells, rows, out, weights, words, scaling, sizes)
-        return context.get_dummy_value()
-
-    signature = types.void(*_VECTORS, *[float32x16] * 4, *_ADDRESSES)
-    return intrinsic(
-        lambda context, a, b, c, d, e, f, g, h, first, first_offset, second, second_offset, cells, rows, out: (
-            signature,
-            generate,
-        )
-    )
-
-
-add_bytes, add_words = _whole(1), _whole(2)
-"""(eight vectors of unsigned bytes, scale, offset, cells, rows, out): to ``rows`` rows [16] of float32 at ``out`` add
+add_bytes, add_words = _products(1, 1), _products(2, 1)
+"""(eight vectors of unsigned bytes, (scale, offset), cells, rows, out): to ``rows`` rows [16] of float32 at ``out`` add
 scale * integers * bytes + offset * sum of the activations, with one word of them or both. A vector holds four inner
 elements of 16 rows of the matrix."""
-add_bytes_in_halves, add_words_in_halves = _in_halves(1), _in_halves(2)
-"""The same with scale and offset of each half of the group: scale, offset, scale, offset."""
+add_bytes_in_halves, add_words_in_halves = _products(1, 2), _products(2, 2)
+"""The same with scale and offset of each half of the group: (scale, offset, scale, offset)."""

@@ -118,11 +118,11 @@ def pointer(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def _in_register(b: Any, address: Any) -> Any:
+def emit_in_register(b: Any, address: Any) -> Any:
     return b.call(ir.InlineAsm(ir.FunctionType(I64, [I64]), "", "=r,0", side_effect=False), [address])
 
 
-in_register = operation(types.int64, [types.int64], _in_register)
+in_register = operation(types.int64, [types.int64], emit_in_register)
 """The address in a register of its own, whatever sum it is: of which sum, the compiler does not learn.
 
 Intel's cores issue an operation on memory as one micro-operation where its address is a register and a constant, and
@@ -281,7 +281,7 @@ exp = operation(float32x16, [float32x16], _exp)
 
 
 # Dot products: a lane holds four bytes or two bfloat16, and adds their products to the accumulator's lane.
-def _dot_int8(b: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+def emit_dot_int8(b: Any, total: Any, unsigned: Any, signed: Any) -> Any:
     if features().int8_dot:
         bytes_ = ir.VectorType(I8, 64)
         operands = (b.bitcast(unsigned, bytes_), b.bitcast(signed, bytes_))
@@ -293,7 +293,7 @@ def _dot_int8(b: Any, total: Any, unsigned: Any, signed: Any) -> Any:
     return total
 
 
-dot_int8 = operation(int32x16, [int32x16] * 3, _dot_int8)
+dot_int8 = operation(int32x16, [int32x16] * 3, emit_dot_int8)
 """total + four products of unsigned by signed bytes, lane by lane."""
 
 
