@@ -34,8 +34,8 @@ from biphase.engine.kernels.vectors import (
     V_F32,
     V_I32,
     _dot_bf16,
-    _dot_int8,
     call,
+    emit_dot_int8,
     fill_i32,
     load_i32,
     pointer,
@@ -155,7 +155,7 @@ def _loop(total: ir.VectorType, operand: ir.VectorType, emit: Callable[..., Any]
 
 
 _fuse = _loop(V_F32, V_F32, lambda b, total, x, y: call(b, "llvm.fma.v16f32", V_F32, x, y, total))
-_dot_bytes = _loop(V_I32, V_I32, _dot_int8)
+_dot_bytes = _loop(V_I32, V_I32, emit_dot_int8)
 _dot_pairs = _loop(V_F32, V_I32, _dot_bf16)
 
 

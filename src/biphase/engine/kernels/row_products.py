@@ -111,8 +111,10 @@ def _products(words: int, halves: int) -> Any:
     sums = (SUM,) if halves == 1 else (FIRST_SUM, SECOND_SUM)
 
     def generate(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        weights, scaling = (cgutils.unpack_tuple(b, value) for value in values[:2])
-        _all_rows(b, *values[2:], weights, words, list(zip(scaling[::2], scaling[1::2], sums, strict=True)), sizes)
+        weights, scaling, cells, rows, out = values
+        weights, scaling = cgutils.unpack_tuple(b, weights), cgutils.unpack_tuple(b, scaling)
+        each = list(zip(scaling[::2], scaling[1::2], sums, strict=True))
+        _all_rows(b, cells, rows, out, weights, words, each, sizes)
         return context.get_dummy_value()
 
     vectors, scalings = types.UniTuple(int32x16, 8), types.UniTuple(float32x16, 2 * halves)
