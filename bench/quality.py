@@ -243,11 +243,15 @@ def agreement(likeliest: Sequence[Sequence[int]]) -> int:
 
 
 def first_differences(first: Sequence[Sequence[tuple[int, float]]]) -> list[float]:
-    """Absolute differences of log-probabilities of the five likeliest first tokens of each case."""
+    """Absolute differences of log-probabilities of the five likeliest first tokens of each case.
+
+    A token that a side has not among its likeliest counts as the last of those: the difference is at least that.
+    """
     found = []
     for top, case in zip(first, golden_cases(), strict=True):
         ours = dict(top)
-        found += [abs(ours[token] - logprob) for token, logprob in case["first_token_top5_logprobs"]]
+        least = min(ours.values())
+        found += [abs(ours.get(token, least) - logprob) for token, logprob in case["first_token_top5_logprobs"]]
     return found
 
 

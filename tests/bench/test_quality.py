@@ -165,6 +165,9 @@ def test_golden_file_against_itself() -> None:
     assert agreement([case["greedy_token_ids"] for case in cases]) == 400
     tops = [[tuple(pair) for pair in case["first_token_top5_logprobs"]] for case in cases]
     assert first_differences(tops) == [0.0] * 45
+    fewer = [case_top[:4] for case_top in tops]
+    expected = [abs(case_top[3][1] - case_top[4][1]) for case_top in tops]
+    assert sorted(first_differences(fewer)) == pytest.approx(sorted([0.0] * 36 + expected))
 
 
 def test_windows_of_the_text() -> None:
