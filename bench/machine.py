@@ -96,20 +96,21 @@ def roof(machine: Machine, architecture: Architecture, question: Question) -> Ro
     model = CostModel(architecture, device(machine))
     cost, tokens = _cost(model, question)
     # a token more of context adds the operations of one pair of query and key in every layer
-    pair = decode(model, 101, 1).flops - decode(model, 100, 1).flops
+    one = decode(model, 100, 1).flops
+    pair = decode(model, 101, 1).flops - one
     attention = pair * _pairs(question)
     products = cost.flops - attention
     peaks = machine.peak_ops
     floats = max(peaks.get("fp32", 0.0), peaks.get("bf16", 0.0))
     inside = max(peaks.get("fp32", 0.0), peaks.get("bf16", 0.0) / WORDS)
-    weights = (decode(model, 100, 1).flops - 100 * pair) / 2  # a multiply-add each
+    weights = (one - 100 * pair) / 2  # a multiply-add each
     two_bytes = cost.bytes - cost.weight_bytes + 2 * weights
-    int8 = peaks.get("int8", 0.0)
+    int8, in_floats = peaks.get("int8", 0.0), _over(attention, inside)
     bandwidth = max(machine.bandwidth, machine.model_bandwidth)
     seconds = {
-        "float": max(two_bytes / bandwidth, _over(products, floats) + _over(attention, floats)),
-        "exact": max(cost.bytes / bandwidth, _over(2 * products, int8) + _over(attention, inside)),
-        "int8": max(cost.bytes / bandwidth, _over(products, int8) + _over(attention, inside)),
+        "float": max(two_bytes / bandwidth, _over(products + attention, floats)),
+        "exact": max(cost.bytes / bandwidth, _over(2 * products, int8) + in_floats),
+        "int8": max(cost.bytes / bandwidth, _over(products, int8) + in_floats),
     }
     return Roof(cost.bytes, cost.flops, attention, {way: tokens / taken for way, taken in seconds.items()})
 
