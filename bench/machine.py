@@ -35,7 +35,7 @@ class Machine:
 
 WAYS = ("float", "exact", "int8")
 """Ways to compute: weights and all products in floats of two bytes or four, whichever is faster here; weights as the
-file has them and two int8 products for each, or one. Attention is in floats in all of them."""
+file has them and two int8 products for each, or one. Attention is in floats, but for a prompt's in the last."""
 WORDS = 3
 """Products of bfloat16 that an attention of 16 bits takes in place of one of float32."""
 
@@ -106,11 +106,12 @@ def roof(machine: Machine, architecture: Architecture, question: Question) -> Ro
     weights = (one - 100 * pair) / 2  # a multiply-add each
     two_bytes = cost.bytes - cost.weight_bytes + 2 * weights
     int8, in_floats = peaks.get("int8", 0.0), _over(attention, inside)
+    in_int8 = min(in_floats, _over(attention, int8)) if question.phase == "prefill" else in_floats
     bandwidth = max(machine.bandwidth, machine.model_bandwidth)
     seconds = {
         "float": max(two_bytes / bandwidth, _over(products + attention, floats)),
         "exact": max(cost.bytes / bandwidth, _over(2 * products, int8) + in_floats),
-        "int8": max(cost.bytes / bandwidth, _over(products, int8) + in_floats),
+        "int8": max(cost.bytes / bandwidth, _over(products, int8) + in_int8),
     }
     return Roof(cost.bytes, cost.flops, attention, {way: tokens / taken for way, taken in seconds.items()})
 

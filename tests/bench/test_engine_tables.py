@@ -181,7 +181,7 @@ def test_roof_of_prefill_is_its_operations_over_the_rate() -> None:
     assert found.limits["float"] == pytest.approx(512 / ((products + attention) / 400e9), rel=1e-3)
     floats = 400e9 / 3  # three products of bfloat16 words for one of float32, whose rate was not measured
     assert found.limits["exact"] == pytest.approx(512 / (2 * products / 800e9 + attention / floats), rel=1e-3)
-    assert found.limits["int8"] == pytest.approx(512 / (products / 800e9 + attention / floats), rel=1e-3)
+    assert found.limits["int8"] == pytest.approx(512 / ((products + attention) / 800e9), rel=1e-3)
     slow = replace(MACHINE, peak_ops={"fp32": 300e9})
     assert roof(slow, model, Question("prefill", 512)).limits["exact"] == 0
 

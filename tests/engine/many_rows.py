@@ -7,6 +7,7 @@ import numpy as np
 from numba import get_num_threads
 
 from biphase.engine.compiled import PagedCache
+from biphase.engine.kernels.apart import addresses
 from biphase.engine.kernels.cells import BLOCK
 from biphase.engine.kernels.image import PackedModel
 from biphase.engine.kernels.many_rows_step import ManyRowsStep, ManyRowsWork, many_rows_step, new_work
@@ -68,7 +69,7 @@ def run_step(
     logits = np.full((len(step.sampled), packed.shape.vocab), np.nan, np.float32)
     work = (work or work_for(packed, step, words))._replace(logits=logits)
     threads = get_num_threads()
-    team = new_team(threads)
+    team = new_team(threads, addresses())
     shape = packed.shape._replace(int8_kv=int(cache.int8))
     many_rows_step(team.ctypes.data, threads, words, shape, packed.image, cache.k, cache.v, step, work)
     return logits

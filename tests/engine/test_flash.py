@@ -9,16 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from biphase.engine.kernels.flash import (
-    TILES,
-    Chunk,
-    Heads,
-    Rows,
-    attend,
-    attention_items,
-    attention_scratch_bytes,
-    query_tile,
-)
+from biphase.engine.kernels.chunks import TILES, Chunk, Heads, Rows, attention_items, query_tile
+from biphase.engine.kernels.flash import attend, attention_scratch_bytes
 from biphase.engine.kernels.tiles import configure_tiles, release_tiles, whole_tiles
 from tests.engine.forms import inside_a_form, run_tests_in
 
@@ -109,6 +101,21 @@ def test_large_scores():
     q *= 40
     want = expected(shape, q, k, v)
     assert np.abs(run(shape, q, 0, table, k_pages, v_pages) - want).max() <= 5e-3 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("int8_products", [0, 1])
+@pytest.mark.parametrize("which", ["queries", "keys", "values"])
+def test_a_number_that_is_none_spoils_the_rows_that_see_it(which, int8_products):
+    shape = Heads(2, 1, 64, 0, int8_products=int8_products)
+    q, _, _, table, k_pages, v_pages = sequence(np.random.default_rng(5), 100, shape)
+    page, token = table[80 // 16], 80 % 16
+    spoilt = {"queries": q[80, 0], "keys": k_pages[page, 0, :, token], "values": v_pages[page, 0, token]}[which]
+    spoilt[7] = np.nan
+    out = run(shape, q, 0, table, k_pages, v_pages)
+    assert np.isfinite(out[:64]).all()
+    assert np.isnan(out[80, 0]).any()
+    if which != "queries":
+        assert np.isnan(out[80:]).any(axis=(1, 2)).all()
 
 
 @pytest.mark.forms

@@ -8,6 +8,7 @@ from biphase.engine import kernel_work
 from biphase.engine.config import ModelConfig
 from biphase.engine.kernels.features import features
 from biphase.engine.kernels.image import PackedModel
+from biphase.engine.kernels.int8_attention import takes_int8
 from biphase.engine.kernels.select import Program
 from biphase.engine.options import EngineOptions
 from biphase.engine.packed_loading import load_packed
@@ -91,6 +92,9 @@ def test_attention_of_a_chunk_counts_the_pairs_that_the_mask_leaves(rows: int, p
     assert work.operations == 2 * 2 * 16 * 4 * pairs
     assert work.read_bytes == 2 * 16 * 2 * 2 * (past + rows)
     assert work.machine == ({"bf16 tiles": 3 * work.operations} if TILES else {"float32": work.operations})
+    narrow = kernel_work.chunk(packed().shape, rows, past, words=1)
+    assert narrow.operations == work.operations
+    assert narrow.machine == ({"int8 dot": work.operations} if takes_int8(1) else work.machine)
     if not past:
         assert kernel_work.chunk_as_single_rows(packed().shape, rows).operations == work.operations
 

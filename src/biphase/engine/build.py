@@ -161,20 +161,22 @@ def settle(model: TwoPhaseModel) -> None:
 
 
 def kernels_are_compiled() -> bool:
-    """Whether numba's cache holds both programs, compiled from these very files for this processor.
+    """Whether numba's cache holds both programs and what they call, compiled from these very files for this processor.
 
     The same version installed in another folder has its own: numba keeps code by the path of its source.
     """
+    from biphase.engine.kernels import apart
     from biphase.engine.kernels.few_rows_step import few_rows_step
     from biphase.engine.kernels.many_rows_step import many_rows_step
 
-    return all(_is_kept(program) for program in (few_rows_step, many_rows_step))
+    folder = Path(few_rows_step.stats.cache_path)
+    return all(_is_kept(function, folder) for function in (few_rows_step, many_rows_step, *apart.functions()))
 
 
-def _is_kept(program: Any) -> bool:
+def _is_kept(function: Callable[..., Any], folder: Path) -> bool:
     """Index and code, either of which a copy or a clean-up may have lost."""
-    name = f"{program.__module__.rpartition('.')[2]}.{program.__name__}"
-    return all(any(Path(program.stats.cache_path).glob(f"{name}-*.{kind}")) for kind in ("nbi", "nbc"))
+    name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+    return all(any(folder.glob(f"{name}-*.{kind}")) for kind in ("nbi", "nbc"))
 
 
 def compile_kernels() -> None:

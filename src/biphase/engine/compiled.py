@@ -6,6 +6,7 @@ phase they belong to; from ``crossover`` rows on the second is faster on this ma
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from time import perf_counter
 
 import numpy as np
@@ -17,6 +18,7 @@ from biphase.engine.config import ModelConfig
 from biphase.engine.first_touch import FirstTouch
 from biphase.engine.kernels import few_rows_step as few
 from biphase.engine.kernels import many_rows_step as many
+from biphase.engine.kernels.apart import addresses
 from biphase.engine.kernels.cells import BLOCK, cell_bytes
 from biphase.engine.kernels.image import PackedModel
 from biphase.engine.kernels.row_attention import part_bytes
@@ -55,7 +57,6 @@ class CompiledModel:
         self.crossover = MOST_FEW_ROWS + 1
         self.seconds_for_memory = 0.0
         self._first_touch = FirstTouch((cache.k, cache.v))
-        self._team = new_team(numba_config.NUMBA_NUM_THREADS)
         self._few_work: dict[tuple[int, int], few.Work] = {}
         self._many_work: dict[tuple[int, int], many.ManyRowsWork] = {}
 
@@ -129,6 +130,11 @@ class CompiledModel:
     def _call(self, program: few.Program, step: tuple[object, ...], work: tuple[object, ...]) -> None:
         packed, team = self.packed, self._team.ctypes.data
         program(team, get_num_threads(), self.words, packed.shape, packed.image, self.cache.k, self.cache.v, step, work)
+
+    @cached_property
+    def _team(self) -> NDArray[np.int64]:
+        """Not before the first step, since its kernels may have to be compiled."""
+        return new_team(numba_config.NUMBA_NUM_THREADS, addresses())
 
     def _few_work_for(self, rows: int, items: int) -> few.Work:
         """Buffers of enough size, kept: sizes are rounded up, so that they seldom change."""

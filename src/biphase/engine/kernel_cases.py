@@ -16,6 +16,7 @@ from biphase.engine.compiled import CompiledModel, row_items
 from biphase.engine.kernels import alone
 from biphase.engine.kernels import few_rows_step as few
 from biphase.engine.kernels import many_rows_step as many
+from biphase.engine.kernels.apart import addresses
 from biphase.engine.kernels.cells import BLOCK
 from biphase.engine.kernels.image import COLUMNS, INNER, MATRICES, Floats
 from biphase.engine.kernels.row_attention import part_bytes
@@ -102,7 +103,9 @@ def _prefill_step(model: CompiledModel, rows: int, program: Program) -> Case:
     work = kernel_work.products(model.packed, layers, rows, model.words, program)
     work += kernel_work.products(model.packed, head, 1, model.words, program)
     few_rows = program is Program.FEW
-    work += kernel_work.chunk_as_single_rows(shape, rows) if few_rows else kernel_work.chunk(shape, rows, 0)
+    work += (
+        kernel_work.chunk_as_single_rows(shape, rows) if few_rows else kernel_work.chunk(shape, rows, 0, model.words)
+    )
     return Case(_subject(model, "prefill step", rows, program, rows), work, lambda: forced.prefill(places, chunks))
 
 
@@ -118,7 +121,7 @@ def _products(model: CompiledModel, operator: str, matrices: range, rows: int, p
     image, shape, words = model.packed.image, model.packed.shape, model.words
     own = image.matrices[matrices.start : matrices.stop]
     threads = get_num_threads()
-    team, x = new_team(threads), _random(rows, int(own[:, INNER].max()))
+    team, x = new_team(threads, addresses()), _random(rows, int(own[:, INNER].max()))
     out = np.zeros((rows, int(own[:, COLUMNS].max()) + LANES), dtype=np.float32)
     arguments: tuple[Any, ...] = (threads, words, image, matrices.start, matrices.stop, x, out)
     if program is Program.FEW:
@@ -133,7 +136,7 @@ def _products(model: CompiledModel, operator: str, matrices: range, rows: int, p
 
 def _single_rows(model: CompiledModel, count: int, context: int) -> Case:
     shape, threads = model.packed.shape, get_num_threads()
-    team = new_team(threads)
+    team = new_team(threads, addresses())
     positions = np.full(count, context - 1, dtype=np.int32)
     items, first_items = row_items(positions, shape.window)
     tables = np.arange(count * -(-context // BLOCK), dtype=np.int32).reshape(count, -1)
@@ -152,14 +155,14 @@ def _single_rows(model: CompiledModel, count: int, context: int) -> Case:
 
 def _chunk(model: CompiledModel, rows: int, past: int) -> Case:
     shape, threads = model.packed.shape, get_num_threads()
-    team = new_team(threads)
+    team = new_team(threads, addresses())
     work = many.new_work(shape, threads, model.words, rows, 1)
     work.qkv[:] = _random(*work.qkv.shape)
     table = np.arange(-(-(past + rows) // BLOCK), dtype=np.int32)
-    arguments = (threads, shape, model.cache.k, model.cache.v, past, table, work)
+    arguments = (threads, model.words, shape, model.cache.k, model.cache.v, past, table, work)
     return Case(
         Subject("chunk attention", Program.MANY, rows, past + rows),
-        kernel_work.chunk(shape, rows, past),
+        kernel_work.chunk(shape, rows, past, model.words),
         lambda: alone.chunk_attention(team.ctypes.data, *arguments),
     )
 

@@ -14,6 +14,7 @@ from biphase.engine.kernels import row_blocks
 from biphase.engine.kernels.cells import BLOCK, block_bytes
 from biphase.engine.kernels.features import features
 from biphase.engine.kernels.image import ADDRESS, FIRST, INNER, KIND, PANELS, VALID, PackedModel, Shape
+from biphase.engine.kernels.int8_attention import takes_int8
 from biphase.engine.kernels.many_rows_step import ROW_BLOCK
 from biphase.engine.kernels.panels import Kind
 from biphase.engine.kernels.roofs import Unit
@@ -69,12 +70,12 @@ def single_rows(shape: Shape, contexts: Sequence[int]) -> Work:
     return Work(_cache_bytes(shape, seen), operations, {Unit.FLOAT32.label: operations})
 
 
-def chunk(shape: Shape, rows: int, past: int) -> Work:
+def chunk(shape: Shape, rows: int, past: int, words: int = 2) -> Work:
     """Causal attention of ``rows`` rows of one sequence after ``past`` tokens in every layer; no masked pair counts."""
     operations = _attention_operations(shape, _pairs(shape, rows, past))
     machine = {Unit.BF16_TILES.label: WORD_PRODUCTS * operations}
     if not features().tiles:
-        machine = {Unit.FLOAT32.label: operations}
+        machine = {(Unit.INT8_DOT if takes_int8(words) else Unit.FLOAT32).label: operations}
     read = rows + _seen(shape, past + 1) - 1
     return Work(_cache_bytes(shape, read), operations, machine)
 

@@ -10,12 +10,13 @@ import numpy as np
 from numba import njit, prange
 
 from biphase.engine.kernels.activations import plain_records, record_bytes
-from biphase.engine.kernels.few_rows import multiply_panel
+from biphase.engine.kernels.chunks import Chunk, Rows, attention_items, query_tile
+from biphase.engine.kernels.few_rows import product
 from biphase.engine.kernels.few_rows_step import attend_rows, merge_head
-from biphase.engine.kernels.flash import Chunk, Heads, Rows, attend, attention_items, query_tile
+from biphase.engine.kernels.flash import attend_apart
 from biphase.engine.kernels.gemm import GLU, STORE, TILES, Output, silu_multiply, store_rows
 from biphase.engine.kernels.image import ADDRESS, COLUMN, FIRST, GATE_UP, INNER, KIND, MATRICES, PANELS, VALID
-from biphase.engine.kernels.many_rows_step import ROW_BLOCK, _address, _Member, _multiply, _quantize
+from biphase.engine.kernels.many_rows_step import ROW_BLOCK, _address, _Member, _multiply, _quantize, heads_of
 from biphase.engine.kernels.row_tiles import Source
 from biphase.engine.kernels.team import Seat, barrier, next_item, next_of_part
 from biphase.engine.kernels.tiles import configure_tiles, release_tiles
@@ -49,7 +50,8 @@ def _few_row_products(seat: Any, words: Any, image: Any, first: Any, last: Any, 
             place = matrix[FIRST] + paired * item
             for half in range(paired):
                 panel = image.panels[place + half]
-                multiply_panel(panel[KIND], panel[ADDRESS], inner, scratch, rows, words, results + 64 * rows * half)
+                at = results + 64 * rows * half
+                product(seat.team, (panel[KIND], panel[ADDRESS], inner, scratch, rows, words, at))
             if paired == 2:
                 silu_multiply(results, results + 64 * rows, rows)
             panel = image.panels[place]
@@ -107,19 +109,21 @@ def _single_row_attention(
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def chunk_attention(team: Any, threads: Any, shape: Any, k: Any, v: Any, past: Any, table: Any, work: Any) -> None:
+def chunk_attention(
+    team: Any, threads: Any, words: Any, shape: Any, k: Any, v: Any, past: Any, table: Any, work: Any
+) -> None:
     """One chunk of all rows of ``work.qkv`` after ``past`` tokens in every layer; results replace the queries."""
     for number in prange(threads):
-        _chunk_attention(team, threads, shape, k, v, past, table, work, _address(work.scratch[number]))
+        _chunk_attention(team, threads, words, shape, k, v, past, table, work, _address(work.scratch[number]))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _chunk_attention(
-    team: Any, threads: Any, shape: Any, k: Any, v: Any, past: Any, table: Any, work: Any, scratch: Any
+    team: Any, threads: Any, words: Any, shape: Any, k: Any, v: Any, past: Any, table: Any, work: Any, scratch: Any
 ) -> None:
     if TILES:
         configure_tiles(work.tile_config.ctypes.data)
-    heads = Heads(shape.heads, shape.kv_heads, shape.dim, shape.window, shape.int8_kv)
+    heads = heads_of(shape, words)
     chunk = Chunk(0, len(work.qkv), past, _address(table))
     rows = Rows(_address(work.qkv), work.qkv.strides[0])
     tile = query_tile(chunk, heads, threads)
@@ -127,7 +131,7 @@ def _chunk_attention(
         keys, values = _address(k[layer]), _address(v[layer])
         item = next_item(team)
         while item < attention_items(chunk, heads, tile):
-            attend(rows, heads, chunk, tile, item, keys, values, rows, scratch)
+            attend_apart(team, (rows, heads, chunk, tile, item, keys, values, rows, scratch))
             item = next_item(team)
         barrier(team, threads)
     if TILES:

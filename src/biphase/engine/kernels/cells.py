@@ -32,7 +32,7 @@ from biphase.engine.kernels.vectors import (
 
 BLOCK = 16
 """Tokens of a cell."""
-_LEAST = np.float32(1e-36)
+LEAST = np.float32(1e-36)
 """A vector of nothing larger is zeros: 127 divided by less has no float32."""
 
 
@@ -108,6 +108,6 @@ def _store_int8(x: Any, first: Any, step: Any, scale: Any, dim: Any) -> None:
     for d in range(0, dim, 16):
         largest = largest_magnitude(load_f32(x + 4 * d), fill_f32(largest))
     put_f32(scale, largest / np.float32(127))
-    inverse = np.float32(127) / largest if largest > _LEAST else np.float32(0)
+    inverse = np.float32(127) / largest if largest > LEAST else np.float32(0)
     for d in range(dim):
         put_i8(first + step * d, np.int32(np.rint(get_f32(x + 4 * d) * inverse)))

@@ -9,9 +9,10 @@ sum over groups is in order, so a row's result does not depend on the other rows
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import njit, types
 
 from biphase.engine.kernels.activations import CELL, floats_of, groups_of
+from biphase.engine.kernels.apart import Kernel, apart
 from biphase.engine.kernels.row_products import (
     add_bytes,
     add_bytes_in_halves,
@@ -67,6 +68,10 @@ def multiply_panel(kind: Any, panel: Any, inner: Any, records: Any, rows: Any, w
         _six_bits(panel, inner, records, rows, words, out)
     else:
         _floats(kind, panel, inner, records, rows, out)
+
+
+product = apart(Kernel.PRODUCT, multiply_panel, *[types.int64] * 7)
+"""``multiply_panel`` by its address: (team, its arguments)."""
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -23,9 +23,11 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from biphase.engine.kernels.activations import silu_mul
+from biphase.engine.kernels.apart import Kernel, apart, integers
 from biphase.engine.kernels.features import features
 from biphase.engine.kernels.row_tiles import (
     TILE_ROWS,
+    Quantized,
     block_groups,
     inner_blocks,
     inner_groups,
@@ -113,6 +115,17 @@ def multiply_panels(x: Any, first: Any, tiles: Any, panels: Any, count: Any, out
                     _store_panel(scratch + _PANEL, tile * TILE_ROWS, rows, panel - size, out)
             else:
                 _store_panel(values, tile * TILE_ROWS, rows, panel, out)
+
+
+multiply_apart = apart(
+    Kernel.UNPACKED_PRODUCT,
+    multiply_panels,
+    integers(Quantized),
+    *[types.int64] * 4,
+    integers(Output),
+    types.int64,
+)
+"""``multiply_panels`` by its address: (team, its arguments)."""
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

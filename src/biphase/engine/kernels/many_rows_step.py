@@ -14,20 +14,13 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from biphase.engine.kernels.activations import cells_bytes
+from biphase.engine.kernels.chunks import Chunk, Heads, Rows, attention_items, query_tile
 from biphase.engine.kernels.few_rows_step import (
     attend_rows,
     embed,
     merge_head,
 )
-from biphase.engine.kernels.flash import (
-    Chunk,
-    Heads,
-    Rows,
-    attend,
-    attention_items,
-    attention_scratch_bytes,
-    query_tile,
-)
+from biphase.engine.kernels.flash import attend_apart, attention_scratch_bytes
 from biphase.engine.kernels.gemm import (
     ADD,
     BIASES_AT,
@@ -39,7 +32,7 @@ from biphase.engine.kernels.gemm import (
     TILES,
     VALID_AT,
     Output,
-    multiply_panels,
+    multiply_apart,
     put_biases,
     unpacked_bytes,
 )
@@ -59,6 +52,7 @@ from biphase.engine.kernels.image import (
     O,
     reserve,
 )
+from biphase.engine.kernels.int8_attention import takes_int8
 from biphase.engine.kernels.rotation import rotate_and_store, rotation_of
 from biphase.engine.kernels.row_attention import attend_scratch_bytes, part_bytes
 from biphase.engine.kernels.row_blocks import multiply_packed, quantize_row, takes
@@ -73,7 +67,7 @@ from biphase.engine.kernels.row_tiles import (
 )
 from biphase.engine.kernels.team import barrier, next_item
 from biphase.engine.kernels.tiles import TILE_BYTES, configure_tiles, release_tiles, whole_tiles
-from biphase.engine.kernels.unpack import panel_bytes, unpack_panel
+from biphase.engine.kernels.unpack import panel_bytes, unpack_apart
 from biphase.engine.kernels.vectors import load_f32, put_i64, store_f32
 
 Ints32 = NDArray[np.int32]
@@ -217,7 +211,8 @@ def _multiply_packed(member: Any, x: Any, image: Any, number: Any, biases: Any, 
     first = next_item(member.team) * group
     while first < matrix[PANELS]:
         last = min(first + group, matrix[PANELS])
-        multiply_packed(x, image, matrix[FIRST] + first, matrix[FIRST] + last, biases, out, member.scratch)
+        begin, end = matrix[FIRST] + first, matrix[FIRST] + last
+        multiply_packed(member.team, x, image, begin, end, biases, out, member.scratch)
         first = next_item(member.team) * group
 
 
@@ -230,20 +225,21 @@ def _multiply_unpacked(member: Any, x: Any, image: Any, number: Any, biases: Any
     while first < matrix[PANELS]:
         count = min(group, matrix[PANELS] - first)
         for p in range(count):
-            _unpack(image.panels[matrix[FIRST] + first + p], x.inner, biases, member.scratch + p * size)
-        multiply_panels(x, 0, tiles, member.scratch, count, out, member.scratch + group * size)
+            panel = image.panels[matrix[FIRST] + first + p]
+            _unpack(member.team, panel, x.inner, biases, member.scratch + p * size)
+        multiply_apart(member.team, (x, 0, tiles, member.scratch, count, out, member.scratch + group * size))
         first = next_item(member.team) * group
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _unpack(panel: Any, inner: Any, biases: Any, out: Any) -> None:
+def _unpack(team: Any, panel: Any, inner: Any, biases: Any, out: Any) -> None:
     """A panel with its header, as ``gemm`` takes it."""
     kind, address, column, valid = panel[KIND], panel[ADDRESS], panel[COLUMN], panel[VALID]
     store_f32(out, load_f32(address + panel_bytes(kind, inner)))
     put_biases(biases, column, out + BIASES_AT)
     put_i64(out + COLUMN_AT, column)
     put_i64(out + VALID_AT, valid)
-    unpack_panel(kind, address, inner, out + HEADER)
+    unpack_apart(team, (kind, address, inner, out + HEADER))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -277,9 +273,16 @@ def _rotate_and_store(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def heads_of(shape: Any, words: Any) -> Any:
+    """The attention of a model beside activations of so many words."""
+    int8_products = int(takes_int8(words))
+    return Heads(shape.heads, shape.kv_heads, shape.dim, shape.window, shape.int8_kv, int8_products)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def _attend_all(member: Any, shape: Any, k: Any, v: Any, step: Any, work: Any) -> None:
     """Phases: the chunks; the single rows; the merge of the parts of those."""
-    heads = Heads(shape.heads, shape.kv_heads, shape.dim, shape.window, shape.int8_kv)
+    heads = heads_of(shape, member.words)
     if len(step.chunks):
         _attend_chunks(member, heads, k, v, step, work)
     singles = len(step.first_items) - 1
@@ -310,7 +313,8 @@ def _attend_chunks(member: Any, heads: Any, k: Any, v: Any, step: Any, work: Any
         tile = query_tile(chunk, heads, member.threads)
         items = attention_items(chunk, heads, tile)
         while item - before < items:
-            attend(rows, heads, chunk, tile, item - before, _address(k), _address(v), rows, member.scratch)
+            here = (rows, heads, chunk, tile, item - before, _address(k), _address(v), rows, member.scratch)
+            attend_apart(member.team, here)
             item = next_item(member.team)
         before += items
     barrier(member.team, member.threads)
@@ -392,6 +396,6 @@ def _rows_of_bytes(rows: int, size: int) -> NDArray[np.uint8]:
 def _scratch_bytes(shape: Any, threads: int, inner: int) -> int:
     size = int(unpacked_bytes(inner))
     products = max(_GROUP_BYTES, 2 * size) + GEMM_SCRATCH
-    heads = Heads(shape.heads, shape.kv_heads, shape.dim, shape.window, shape.int8_kv)
+    heads = Heads(shape.heads, shape.kv_heads, shape.dim, shape.window)
     singles = int(attend_scratch_bytes(shape.heads, shape.dim))
     return max(products, int(attention_scratch_bytes(heads)), singles, int(row_scratch_bytes(inner)))

@@ -13,8 +13,9 @@ block and no product needs a sum across lanes.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import njit, types
 
+from biphase.engine.kernels.apart import Kernel, apart, integers
 from biphase.engine.kernels.cells import BLOCK, load_numbers, number_bytes
 from biphase.engine.kernels.vectors import (
     exp,
@@ -101,6 +102,12 @@ def attend(
         for g in range(heads * group):
             _weigh(scores + 64 * RUN * g, end - begin, part + g * width, dim)
         _add_run(scores, heads, group, dim, past, begin, end, last, part)
+
+
+attend_apart = apart(
+    Kernel.ROW_ATTENTION, attend, *[types.int64] * 4, types.float32, integers(Past), *[types.int64] * 4
+)
+"""``attend`` by its address: (team, its arguments)."""
 
 
 @njit(nogil=True, cache=True)

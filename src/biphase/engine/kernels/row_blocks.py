@@ -11,7 +11,7 @@ from typing import Any
 from numba import njit
 
 from biphase.engine.kernels.activations import CELL, cells_bytes, quantize
-from biphase.engine.kernels.few_rows import multiply_panel
+from biphase.engine.kernels.few_rows import product
 from biphase.engine.kernels.gemm import GLU, TILES, put_biases, silu_multiply, store_rows
 from biphase.engine.kernels.image import ADDRESS, COLUMN, INTEGERS, KIND, VALID
 from biphase.engine.kernels.row_tiles import float_row
@@ -43,14 +43,14 @@ def quantize_row(source: Any, row: Any, rows: Any, x: Any, floats: Any) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def multiply_packed(x: Any, image: Any, first: Any, last: Any, biases: Any, out: Any, scratch: Any) -> None:
+def multiply_packed(team: Any, x: Any, image: Any, first: Any, last: Any, biases: Any, out: Any, scratch: Any) -> None:
     """All rows of ``x`` with panels ``first`` to ``last - 1`` of the image, into ``out``; modes as in ``gemm``."""
     for begin in range(0, out.rows, ROWS):
         rows, cells = min(ROWS, out.rows - begin), x.tiles + begin * cells_bytes(x.inner)
         for p in range(first, last):
             panel, odd = image.panels[p], (p - first) % 2
             values = scratch + odd * _VALUES
-            multiply_panel(panel[KIND], panel[ADDRESS], x.inner, cells, rows, x.words, values)
+            product(team, (panel[KIND], panel[ADDRESS], x.inner, cells, rows, x.words, values))
             column, valid = panel[COLUMN], panel[VALID]
             if out.mode == GLU:
                 if odd:

@@ -43,6 +43,8 @@ def selection(found: Features) -> tuple[Selected, ...]:
     dot = "VNNI" if found.int8_dot else "portable"
     int8 = "int8 AMX" if found.tiles else f"int8 {dot}"
     chunk = "bf16 AMX" if found.tiles else "fp32"
+    if found.int8_dot and not found.tiles:
+        chunk += f"; int8 activations int8 {dot}"
     few_product = f"few_rows.multiply_panel (int8 {dot}; float weights fp32)"
     many_product = f"unpack_panel, gemm.multiply_panels ({int8})"
     if not found.tiles:
@@ -77,9 +79,7 @@ def reference_kernels() -> Kernels:
 
 
 def compiled_kernels() -> Kernels:
-    """numba where it pays. Raises ``ImportError`` where numba is not installed, or switched off."""
-    if not can_compile():
-        raise ImportError("numba")
+    """numba where it pays."""
     from biphase.engine.kernels import decode
     from biphase.engine.kernels import elementwise as e
     from biphase.engine.kernels.attention import prefill_attention
@@ -90,7 +90,4 @@ def compiled_kernels() -> Kernels:
 @cache
 def select_kernels() -> Kernels:
     """The fastest set that this installation has."""
-    try:
-        return compiled_kernels()
-    except ImportError:
-        return reference_kernels()
+    return compiled_kernels() if can_compile() else reference_kernels()

@@ -10,6 +10,7 @@ many do run at the same time is tried before: ``members_at_once``.
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 
 from biphase.engine.kernels.vectors import I32, add_atomic, call, get_atomic, operation, pause, put_i64
 
-_ARRIVED, _ROUND, _ITEMS, _PARTS = 0, 128, 256, 384
-"""Byte offsets of the counters, from ``_PARTS`` on one a member: 128 apart, as lines are fetched in pairs."""
+_ARRIVED, _ROUND, _ITEMS, KERNELS, _PARTS = 0, 128, 256, 384, 512
+"""Byte offsets of the counters, from ``_PARTS`` on one a member: 128 apart, as lines are fetched in pairs.
+At ``KERNELS`` lie addresses of what members call (``apart``)."""
 _ITEMS_OF_A_PART = 8
 """Items a member from which on each has a part of its own: looking for work in those of others takes time."""
 
@@ -45,9 +47,14 @@ class Seat(NamedTuple):
     member: Any
 
 
-def new_team(members: int) -> NDArray[np.int64]:
-    """The counters of one team of up to ``members``, at rest. They are at rest again after every program."""
-    return np.zeros((_PARTS + 128 * members) // 8, dtype=np.int64)
+def new_team(members: int, kernels: Sequence[int] = ()) -> NDArray[np.int64]:
+    """The counters of one team of up to ``members``, at rest. They are at rest again after every program.
+
+    ``kernels``: ``apart.addresses()``, for programs that call any.
+    """
+    team = np.zeros((_PARTS + 128 * members) // 8, dtype=np.int64)
+    team[KERNELS // 8 :][: len(kernels)] = kernels
+    return team
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

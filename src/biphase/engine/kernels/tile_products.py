@@ -6,6 +6,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from biphase.engine.kernels.chunks import count_of
 from biphase.engine.kernels.features import features
 from biphase.engine.kernels.tiles import TILE_BYTES, clear_tile, load_tile, multiply_bf16, store_tile
 from biphase.engine.kernels.vectors import F32, I64, V_F32, call, fill_f32, pointer, splat, store_f32
@@ -18,16 +19,16 @@ _VECTOR_ROWS = 4 if features().int8_dot else 1
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def multiply(left: Any, rows: Any, steps: Any, right: Any, column: Any, step: Any, out: Any, add: Any) -> None:
-    """``rows`` rows of a tile with four tiles of columns, ``column`` bytes apart; inner tiles ``step`` bytes apart.
+def multiply(left: Any, present: Any, steps: Any, right: Any, column: Any, step: Any, out: Any, add: Any) -> None:
+    """The ``present`` rows (``count_of``) of a tile with four tiles of columns.
 
-    Rows up to the next multiple of what the processor takes at once are computed too. Four float32 tiles at ``out``,
-    which are added to where ``add``.
+    Columns are ``column`` bytes apart, inner tiles ``step``. Rows up to the next multiple of what the processor takes
+    at once are computed too. Four float32 tiles at ``out``, which are added to where ``add``.
     """
     if TILES:
         _multiply_tiles(left, steps, right, column, step, out, add)
         return
-    for row in range(0, 64 * rows, 64 * _VECTOR_ROWS):
+    for row in range(0, 64 * count_of(present), 64 * _VECTOR_ROWS):
         if not add:
             for at in range(out + row, out + row + 64 * _VECTOR_ROWS, 64):
                 for tile in range(0, 4 * TILE_BYTES, TILE_BYTES):

@@ -8,8 +8,9 @@ a tile product, and row by row of a vector dot product. Done once for hundreds o
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import njit, types
 
+from biphase.engine.kernels.apart import Kernel, apart
 from biphase.engine.kernels.panels import Kind
 from biphase.engine.kernels.scalars import float_of_bits
 from biphase.engine.kernels.vectors import (
@@ -98,6 +99,10 @@ def unpack_panel(kind: Any, panel: Any, inner: Any, out: Any) -> None:
         at = _place(out, row)
         store_i32(at, fill_i32(0))
         store_i32(at + 1024, fill_i32(0))
+
+
+unpack_apart = apart(Kernel.UNPACKING, unpack_panel, *[types.int64] * 4)
+"""``unpack_panel`` by its address: (team, its arguments)."""
 
 
 @njit(nogil=True, cache=True)

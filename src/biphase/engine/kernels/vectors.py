@@ -250,13 +250,19 @@ sum_f32 = operation(types.float32, [float32x16], _sum)
 max_f32 = operation(types.float32, [float32x16], lambda b, x: call(b, "llvm.vector.reduce.fmax.v16f32", F32, x))
 
 
-def _largest_magnitude(b: Any, x: Any, y: Any) -> Any:
+def _larger_magnitude(b: Any, x: Any, y: Any) -> Any:
     """Without their signs, floats are in the order of their bits, and NaN is above all."""
     x, y = (b.and_(b.bitcast(v, V_I32), constant(0x7FFFFFFF, V_I32)) for v in (x, y))
-    larger = b.select(b.icmp_unsigned(">", x, y), x, y)
+    return b.bitcast(b.select(b.icmp_unsigned(">", x, y), x, y), V_F32)
+
+
+def _largest_magnitude(b: Any, x: Any, y: Any) -> Any:
+    larger = b.bitcast(_larger_magnitude(b, x, y), V_I32)
     return b.bitcast(call(b, "llvm.vector.reduce.umax.v16i32", I32, larger), F32)
 
 
+larger_magnitude = operation(float32x16, [float32x16] * 2, _larger_magnitude)
+"""The larger absolute value of each lane; NaN where one of them is."""
 largest_magnitude = operation(types.float32, [float32x16] * 2, _largest_magnitude)
 """The largest absolute value in two vectors; NaN where one of them is."""
 sum_i32 = operation(types.int32, [int32x16], lambda b, x: call(b, "llvm.vector.reduce.add.v16i32", I32, x))

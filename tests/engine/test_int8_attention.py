@@ -1,0 +1,94 @@
+"""Attention by products of int8 against the same quantisation in numpy, and against attention by its definition."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from biphase.engine.kernels.chunks import Heads
+from tests.engine.forms import inside_a_form, run_tests_in
+from tests.engine.test_flash import expected, run, sequence
+
+STEPS = np.float32(127)
+
+
+def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Integers of float32 rows, and the scale of each."""
+    largest = np.abs(x).max(-1, keepdims=True)
+    return np.rint(x * (STEPS / np.maximum(largest, np.float32(1e-36)))), (largest / STEPS)[..., 0]
+
+
+def by_bytes(shape: Heads, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Scores of quantised queries and keys; of each 64 keys weights in 255ths of the largest: [length, H, D]."""
+    group, length = shape.heads // shape.kv_heads, len(q)
+    (q, of_q), (k, of_k), (v, of_v) = (quantized(x.astype(np.float32)) for x in (q, k, v))
+    k, of_k, v, of_v = (np.repeat(x, group, axis=1).astype(np.float64) for x in (k, of_k, v, of_v))
+    out = np.zeros((length, shape.heads, shape.head_dim))
+    for head in range(shape.heads):
+        scores = (q[:, head] @ k[:, head].T) * np.outer(of_q[:, head], of_k[:, head]) / np.sqrt(shape.head_dim)
+        i, j = np.indices(scores.shape)
+        scores[(j > i) | ((j <= i - shape.window) if shape.window else False)] = -np.inf
+        chances = np.exp(scores - scores.max(-1, keepdims=True))
+        for block in range(0, length, 64):
+            keys = slice(block, block + 64)
+            weights = chances[:, keys] * of_v[keys, head]
+            unit = np.maximum(weights.max(-1, keepdims=True), 1e-300) / 255
+            out[:, head] += unit * (np.rint(weights / unit) @ v[keys, head])
+        out[:, head] /= chances.sum(-1, keepdims=True)
+    return out
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    past=st.integers(0, 150),
+    rows=st.integers(1, 150),
+    group=st.sampled_from([1, 2, 3, 7]),
+    kv_heads=st.integers(1, 3),
+    dim=st.sampled_from([16, 48, 64, 80, 128]),
+    window=st.sampled_from([0, 0, 1, 5, 40, 64, 100]),
+    threads=st.sampled_from([1, 2, 64]),
+    seed=st.integers(0, 99),
+)
+def test_equals_the_quantised_numbers_in_numpy(past, rows, group, kv_heads, dim, window, threads, seed):
+    """A weight at the border of two 255ths may fall either way."""
+    shape = Heads(group * kv_heads, kv_heads, dim, window, int8_products=1)
+    q, k, v, table, k_pages, v_pages = sequence(np.random.default_rng(seed), past + rows, shape)
+    out = run(shape, q, past, table, k_pages, v_pages, threads)
+    want = by_bytes(shape, q, k, v)[past:]
+    assert np.abs(out - want).max() <= 6e-3 * np.abs(want).max()
+
+
+def test_is_near_attention_by_its_definition():
+    """Scores of standard deviation 2: an error of 1 in 254 of the largest of 64 is 0.04 of them."""
+    shape = Heads(6, 2, 64, 0, int8_products=1)
+    q, k, v, table, k_pages, v_pages = sequence(np.random.default_rng(1), 700, shape)
+    out, want = run(shape, q, 0, table, k_pages, v_pages), expected(shape, q, k, v)
+    assert np.sqrt(np.square(out - want).mean()) <= 0.02 * np.sqrt(np.square(want).mean())
+
+
+@pytest.mark.parametrize("window", [0, 30])
+def test_neither_a_cut_nor_what_comes_later_changes_a_row(window):
+    shape = Heads(6, 2, 64, window, int8_products=1)
+    q, _, _, table, k_pages, v_pages = sequence(np.random.default_rng(2), 230, shape)
+    whole = run(shape, q, 0, table, k_pages, v_pages)
+    for past, end in ((0, 17), (17, 90), (90, 91), (91, 230)):
+        for threads in (1, 2, 5):
+            chunk = run(shape, q[:end], past, table, k_pages, v_pages, threads)
+            np.testing.assert_array_equal(chunk, whole[past:end])
+
+
+def test_keys_and_values_of_zeros():
+    shape = Heads(2, 1, 16, 0, int8_products=1)
+    q, _, _, table, k_pages, v_pages = sequence(np.random.default_rng(3), 40, shape)
+    k_pages[:], v_pages[:] = 0, 0
+    assert not run(shape, q, 0, table, k_pages, v_pages).any()
+
+
+@pytest.mark.forms
+@pytest.mark.skipif(inside_a_form, reason="already inside another form")
+@pytest.mark.parametrize("form", ["portable", "VNNI"])
+def test_other_forms(form, tmp_path):
+    run_tests_in(form, __file__, tmp_path)
