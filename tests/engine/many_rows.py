@@ -7,10 +7,10 @@ import numpy as np
 from numba import get_num_threads
 
 from biphase.engine.compiled import PagedCache
-from biphase.engine.kernels.apart import addresses
 from biphase.engine.kernels.cells import BLOCK
 from biphase.engine.kernels.image import PackedModel
 from biphase.engine.kernels.many_rows_step import ManyRowsStep, ManyRowsWork, many_rows_step, new_work
+from biphase.engine.kernels.out_of_line import addresses
 from biphase.engine.kernels.team import new_team
 
 

@@ -12,19 +12,19 @@ from biphase.engine.kernels.chunks import Heads
 from tests.engine.forms import inside_a_form, run_tests_in
 from tests.engine.test_flash import expected, run, sequence
 
-STEPS = np.float32(127)
 
-
-def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Integers of float32 rows, and the scale of each."""
+def quantized(x: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Integers of float32 rows up to ``steps``, and the scale of each."""
     largest = np.abs(x).max(-1, keepdims=True)
-    return np.rint(x * (STEPS / np.maximum(largest, np.float32(1e-36)))), (largest / STEPS)[..., 0]
+    scale = largest / np.float32(steps)
+    return np.rint(x * (np.float32(steps) / np.maximum(largest, np.float32(1e-36)))), scale[..., 0]
 
 
 def by_bytes(shape: Heads, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Scores of quantised queries and keys; of each 64 keys weights in 255ths of the largest: [length, H, D]."""
+    """Scores of 16-bit queries and keys; of each 64 keys weights in 255ths of the largest: [length, H, D]."""
     group, length = shape.heads // shape.kv_heads, len(q)
-    (q, of_q), (k, of_k), (v, of_v) = (quantized(x.astype(np.float32)) for x in (q, k, v))
+    parts = (quantized(x.astype(np.float32), steps) for x, steps in ((q, 32512), (k, 32512), (v, 127)))
+    (q, of_q), (k, of_k), (v, of_v) = parts
     k, of_k, v, of_v = (np.repeat(x, group, axis=1).astype(np.float64) for x in (k, of_k, v, of_v))
     out = np.zeros((length, shape.heads, shape.head_dim))
     for head in range(shape.heads):
@@ -61,17 +61,25 @@ def test_equals_the_quantised_numbers_in_numpy(past, rows, group, kv_heads, dim,
     assert np.abs(out - want).max() <= 6e-3 * np.abs(want).max()
 
 
-def test_is_near_attention_by_its_definition():
-    """Scores of standard deviation 2: an error of 1 in 254 of the largest of 64 is 0.04 of them."""
-    shape = Heads(6, 2, 64, 0, int8_products=1)
-    q, k, v, table, k_pages, v_pages = sequence(np.random.default_rng(1), 700, shape)
+@pytest.mark.parametrize("outlier", [0, 20, 150])
+@pytest.mark.parametrize(("group", "dim"), [(3, 64), (8, 80), (1, 256)])
+def test_is_near_attention_by_its_definition(group, dim, outlier):
+    """Also where one channel of all keys lies far from 0, as in Qwen2, whose keys have a bias.
+
+    A value's error is 1 in 254 of its largest number, uniform: 0.3 % of its numbers' deviation if that is 2.7 of them,
+    and a weight's likewise; over some keys they average out less than the values themselves do.
+    """
+    shape = Heads(2 * group, 2, dim, 0, int8_products=1)
+    q, k, v, table, k_pages, v_pages = sequence(np.random.default_rng(1), 300, shape)
+    k[..., 5] += np.float16(outlier)
+    k_pages[:, :, 5] += np.float16(outlier)
     out, want = run(shape, q, 0, table, k_pages, v_pages), expected(shape, q, k, v)
-    assert np.sqrt(np.square(out - want).mean()) <= 0.02 * np.sqrt(np.square(want).mean())
+    assert np.sqrt(np.square(out - want).mean()) <= 0.015 * np.sqrt(np.square(want).mean())
 
 
-@pytest.mark.parametrize("window", [0, 30])
-def test_neither_a_cut_nor_what_comes_later_changes_a_row(window):
-    shape = Heads(6, 2, 64, window, int8_products=1)
+@pytest.mark.parametrize(("group", "dim", "window"), [(3, 64, 0), (3, 64, 30), (8, 80, 0), (1, 256, 30)])
+def test_neither_a_cut_nor_what_comes_later_changes_a_row(group, dim, window):
+    shape = Heads(2 * group, 2, dim, window, int8_products=1)
     q, _, _, table, k_pages, v_pages = sequence(np.random.default_rng(2), 230, shape)
     whole = run(shape, q, 0, table, k_pages, v_pages)
     for past, end in ((0, 17), (17, 90), (90, 91), (91, 230)):

@@ -165,12 +165,12 @@ def kernels_are_compiled() -> bool:
 
     The same version installed in another folder has its own: numba keeps code by the path of its source.
     """
-    from biphase.engine.kernels import apart
+    from biphase.engine.kernels import out_of_line
     from biphase.engine.kernels.few_rows_step import few_rows_step
     from biphase.engine.kernels.many_rows_step import many_rows_step
 
     folder = Path(few_rows_step.stats.cache_path)
-    return all(_is_kept(function, folder) for function in (few_rows_step, many_rows_step, *apart.functions()))
+    return all(_is_kept(function, folder) for function in (few_rows_step, many_rows_step, *out_of_line.functions()))
 
 
 def _is_kept(function: Callable[..., Any], folder: Path) -> bool:

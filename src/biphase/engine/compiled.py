@@ -18,9 +18,9 @@ from biphase.engine.config import ModelConfig
 from biphase.engine.first_touch import FirstTouch
 from biphase.engine.kernels import few_rows_step as few
 from biphase.engine.kernels import many_rows_step as many
-from biphase.engine.kernels.apart import addresses
 from biphase.engine.kernels.cells import BLOCK, cell_bytes
 from biphase.engine.kernels.image import PackedModel
+from biphase.engine.kernels.out_of_line import addresses
 from biphase.engine.kernels.row_attention import part_bytes
 from biphase.engine.kernels.select import Program, choose_program
 from biphase.engine.kernels.team import new_team

@@ -16,9 +16,9 @@ from biphase.engine.compiled import CompiledModel, row_items
 from biphase.engine.kernels import alone
 from biphase.engine.kernels import few_rows_step as few
 from biphase.engine.kernels import many_rows_step as many
-from biphase.engine.kernels.apart import addresses
 from biphase.engine.kernels.cells import BLOCK
 from biphase.engine.kernels.image import COLUMNS, INNER, MATRICES, Floats
+from biphase.engine.kernels.out_of_line import addresses
 from biphase.engine.kernels.row_attention import part_bytes
 from biphase.engine.kernels.select import Program, choose_program
 from biphase.engine.kernels.team import new_team

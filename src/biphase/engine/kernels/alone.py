@@ -11,9 +11,9 @@ from numba import njit, prange
 
 from biphase.engine.kernels.activations import plain_records, record_bytes
 from biphase.engine.kernels.chunks import Chunk, Rows, attention_items, query_tile
-from biphase.engine.kernels.few_rows import product
+from biphase.engine.kernels.few_rows import call_product
 from biphase.engine.kernels.few_rows_step import attend_rows, merge_head
-from biphase.engine.kernels.flash import attend_apart
+from biphase.engine.kernels.flash import call_attend
 from biphase.engine.kernels.gemm import GLU, STORE, TILES, Output, silu_multiply, store_rows
 from biphase.engine.kernels.image import ADDRESS, COLUMN, FIRST, GATE_UP, INNER, KIND, MATRICES, PANELS, VALID
 from biphase.engine.kernels.many_rows_step import ROW_BLOCK, _address, _Member, _multiply, _quantize, heads_of
@@ -51,7 +51,7 @@ def _few_row_products(seat: Any, words: Any, image: Any, first: Any, last: Any, 
             for half in range(paired):
                 panel = image.panels[place + half]
                 at = results + 64 * rows * half
-                product(seat.team, (panel[KIND], panel[ADDRESS], inner, scratch, rows, words, at))
+                call_product(seat.team, (panel[KIND], panel[ADDRESS], inner, scratch, rows, words, at))
             if paired == 2:
                 silu_multiply(results, results + 64 * rows, rows)
             panel = image.panels[place]
@@ -131,7 +131,7 @@ def _chunk_attention(
         keys, values = _address(k[layer]), _address(v[layer])
         item = next_item(team)
         while item < attention_items(chunk, heads, tile):
-            attend_apart(team, (rows, heads, chunk, tile, item, keys, values, rows, scratch))
+            call_attend(team, (rows, heads, chunk, tile, item, keys, values, rows, scratch))
             item = next_item(team)
         barrier(team, threads)
     if TILES:

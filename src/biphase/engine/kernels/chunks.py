@@ -63,7 +63,7 @@ def count_of(rows: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def ask_for_block(k: Any, v: Any, shape: Any, chunk: Any, head: Any, block: Any) -> None:
+def prefetch_block(k: Any, v: Any, shape: Any, chunk: Any, head: Any, block: Any) -> None:
     """Prefetch the pages of a key block: they lie anywhere, and no processor guesses where the next one is."""
     end = min(block * KEYS + KEYS, chunk.past + chunk.rows)
     for token in range(block * KEYS, end, PAGE):

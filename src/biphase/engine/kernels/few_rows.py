@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit, types
 
 from biphase.engine.kernels.activations import CELL, floats_of, groups_of
-from biphase.engine.kernels.apart import Kernel, apart
+from biphase.engine.kernels.out_of_line import Kernel, out_of_line
 from biphase.engine.kernels.row_products import (
     add_bytes,
     add_bytes_in_halves,
@@ -70,7 +70,7 @@ def multiply_panel(kind: Any, panel: Any, inner: Any, records: Any, rows: Any, w
         _floats(kind, panel, inner, records, rows, out)
 
 
-product = apart(Kernel.PRODUCT, multiply_panel, *[types.int64] * 7)
+call_product = out_of_line(Kernel.PRODUCT, multiply_panel, *[types.int64] * 7)
 """``multiply_panel`` by its address: (team, its arguments)."""
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from biphase.engine.kernels.activations import normed_record, normed_records, plain_records, record_bytes, silu_mul
 from biphase.engine.kernels.cells import cell_bytes
-from biphase.engine.kernels.few_rows import product
+from biphase.engine.kernels.few_rows import call_product
 from biphase.engine.kernels.image import (
     ADDRESS,
     COLUMN,
@@ -32,7 +32,7 @@ from biphase.engine.kernels.image import (
     O,
 )
 from biphase.engine.kernels.rotation import rotate_and_store, rotation_of
-from biphase.engine.kernels.row_attention import Past, attend_apart, attend_scratch_bytes, merge, part_bytes
+from biphase.engine.kernels.row_attention import Past, attend_scratch_bytes, call_attend, merge, part_bytes
 from biphase.engine.kernels.team import Seat, barrier, next_item, next_of_part
 from biphase.engine.kernels.unpack import read_row
 from biphase.engine.kernels.vectors import (
@@ -136,7 +136,7 @@ def _project_qkv(seat: Any, layer: Any, words: Any, shape: Any, image: Any, step
     item = next_of_part(seat, matrix[PANELS])
     while item < matrix[PANELS]:
         panel = image.panels[matrix[FIRST] + item]
-        product(seat.team, (panel[KIND], panel[ADDRESS], matrix[INNER], scratch, rows, words, out))
+        call_product(seat.team, (panel[KIND], panel[ADDRESS], matrix[INNER], scratch, rows, words, out))
         for row in range(rows):
             target = work.qkv[row, panel[COLUMN] : panel[COLUMN] + panel[VALID]]
             if len(image.biases):
@@ -213,7 +213,7 @@ def attend_rows(team: Any, threads: Any, shape: Any, k: Any, v: Any, step: Any, 
         )
         queries = work.qkv[row, kv_head * group * shape.dim :].ctypes.data
         part = work.parts.ctypes.data + (item // cuts * shape.kv_heads + kv_head) * size
-        attend_apart(team, (queries, heads, group, shape.dim, scale, past, first, last, scratch, part))
+        call_attend(team, (queries, heads, group, shape.dim, scale, past, first, last, scratch, part))
         item = next_item(team)
 
 
@@ -247,7 +247,7 @@ def _multiply_and_add(
     item = next_of_part(seat, matrix[PANELS])
     while item < matrix[PANELS]:
         panel = image.panels[matrix[FIRST] + item]
-        product(seat.team, (panel[KIND], panel[ADDRESS], matrix[INNER], scratch, rows, words, out))
+        call_product(seat.team, (panel[KIND], panel[ADDRESS], matrix[INNER], scratch, rows, words, out))
         for row in range(rows):
             _add(out + 64 * row, work.residual[row, panel[COLUMN] : panel[COLUMN] + panel[VALID]])
         item = next_of_part(seat, matrix[PANELS])
@@ -267,7 +267,7 @@ def _gate_up(seat: Any, layer: Any, words: Any, shape: Any, image: Any, step: An
         for half in range(2):
             panel = image.panels[matrix[FIRST] + 2 * item + half]
             at = up if half else gate
-            product(seat.team, (panel[KIND], panel[ADDRESS], matrix[INNER], scratch, rows, words, at))
+            call_product(seat.team, (panel[KIND], panel[ADDRESS], matrix[INNER], scratch, rows, words, at))
         panel = image.panels[matrix[FIRST] + 2 * item]
         for row in range(rows):
             store_f32(gate + 64 * row, silu_mul(load_f32(gate + 64 * row), load_f32(up + 64 * row)))
@@ -298,7 +298,7 @@ def _project_head(seat: Any, words: Any, shape: Any, image: Any, step: Any, work
     item = next_of_part(seat, matrix[PANELS])
     while item < matrix[PANELS]:
         panel = image.panels[matrix[FIRST] + item]
-        product(seat.team, (panel[KIND], panel[ADDRESS], matrix[INNER], scratch, rows, words, out))
+        call_product(seat.team, (panel[KIND], panel[ADDRESS], matrix[INNER], scratch, rows, words, out))
         for row in range(rows):
             _put(out + 64 * row, work.logits[row, panel[COLUMN] : panel[COLUMN] + panel[VALID]])
         item = next_of_part(seat, matrix[PANELS])

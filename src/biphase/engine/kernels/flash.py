@@ -1,6 +1,7 @@
 """Causal attention of a chunk of rows over paged keys and values: tiles, softmax online.
 
-Dao 2023 (FlashAttention-2). Items are those of ``chunks``, so that a block of keys is read from the first-level cache.
+Dao 2023 (FlashAttention-2), by the items of ``chunks``: all row tiles of an item meet a block of keys in the
+first-level cache.
 
 With AMX every number is two bfloat16 words, its upper 8 significant bits and the next 8. Keys and values in float16 are
 exact so; queries, probabilities and the numbers of an int8 cache keep 16 bits. The product of two lower words is
@@ -18,11 +19,22 @@ import numpy as np
 from numba import njit, types
 
 from biphase.engine.kernels import int8_attention as int8
-from biphase.engine.kernels.apart import Kernel, apart, integers
 from biphase.engine.kernels.cells import load_keys, load_values
-from biphase.engine.kernels.chunks import KEYS, PAGE, Chunk, Heads, Rows, ask_for_block, count_of, most_queries, page_of
-from biphase.engine.kernels.online_softmax import mask, power2, prepare_masks, query_scale, raise_maxima, rest
-from biphase.engine.kernels.tile_products import PAIR, TILES, multiply
+from biphase.engine.kernels.chunks import (
+    KEYS,
+    PAGE,
+    TILES,
+    Chunk,
+    Heads,
+    Rows,
+    count_of,
+    most_queries,
+    page_of,
+    prefetch_block,
+)
+from biphase.engine.kernels.online_softmax import exponentials, mask, prepare_masks, query_scale, raise_levels, reset
+from biphase.engine.kernels.out_of_line import Kernel, integers, out_of_line
+from biphase.engine.kernels.tile_products import PAIR, multiply
 from biphase.engine.kernels.tiles import TILE_BYTES
 from biphase.engine.kernels.vectors import (
     bits_as_float,
@@ -168,7 +180,7 @@ def _convert_values(first: Any, second: Any, scaled: Any, valid: Any, dim: Any, 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _row_tile_bytes(dim: Any) -> Any:
-    """Queries [steps] in tiles, sums [16, D], maxima [16], their last change [16], normalisers [16, 16]."""
+    """Queries [steps] in tiles, sums [16, D], levels [16], their last change [16], normalisers [16, 16]."""
     return _steps(dim) * PAIR + 16 * _padded(dim) * 4 + 64 + 64 + 1024
 
 
@@ -206,7 +218,7 @@ def attend(q: Any, shape: Any, chunk: Any, tile: Any, item: Any, k: Any, v: Any,
             else:
                 _load_queries(q, dim, chunk.begin + row, min(16, end - row), head, state)
             sums = state + _steps(dim) * PAIR
-            rest(sums, sums + 64 * _padded(dim))
+            reset(sums, sums + 64 * _padded(dim))
             state += size
     first = 0
     if shape.window:
@@ -217,7 +229,7 @@ def attend(q: Any, shape: Any, chunk: Any, tile: Any, item: Any, k: Any, v: Any,
             _convert_to_int8(k, v, shape, chunk, kv_head, block, tiles)
         else:
             convert_block(k, v, shape, chunk, kv_head, block, tiles)
-        ask_for_block(k, v, shape, chunk, kv_head, block + 1)
+        prefetch_block(k, v, shape, chunk, kv_head, block + 1)
         _attend_block(shape, chunk, block, tiles, begin, end, scratch)
     state = scratch + _ROW_TILES
     for row in range(begin, end, 16):
@@ -226,7 +238,7 @@ def attend(q: Any, shape: Any, chunk: Any, tile: Any, item: Any, k: Any, v: Any,
             state += size
 
 
-attend_apart = apart(
+call_attend = out_of_line(
     Kernel.CHUNK_ATTENTION,
     attend,
     *map(integers, (Rows, Heads, Chunk)),
@@ -287,7 +299,7 @@ def _attend_tile(present: Any, shape: Any, state: Any, tiles: Any, scratch: Any,
     dim, scores, probabilities = shape.head_dim, scratch + _SCORES, scratch + _PROBABILITIES
     sums, values, columns = state + _steps(dim) * PAIR, tiles + _key_tiles(dim), _padded(dim) // 16
     if shape.int8_products:
-        int8.score(state, present, dim, tiles, scores)
+        int8.score(state, present, dim, tiles, probabilities, scores)
     else:
         multiply(state, present, _steps(dim), tiles, _steps(dim) * PAIR, PAIR, scores, False)
     if masked:
@@ -303,12 +315,11 @@ def _attend_tile(present: Any, shape: Any, state: Any, tiles: Any, scratch: Any,
 @njit(nogil=True, cache=True, error_model="numpy")
 def _softmax(scores: Any, present: Any, probabilities: Any, sums: Any, columns: Any) -> None:
     """2**(score - level) of 64 keys for each row; the sums so far are brought to the new levels."""
-    maxima, rows = sums + columns * TILE_BYTES, count_of(present)
-    raise_maxima(scores, maxima, sums)
+    levels, rows = sums + columns * TILE_BYTES, count_of(present)
+    raise_levels(scores, levels, sums)
     for i in range(rows):
-        at, normalizer, level = scores + 64 * i, maxima + 128 + 64 * i, load_fill_f32(maxima + 4 * i)
-        a, b = power2(load_f32(at) - level), power2(load_f32(at + TILE_BYTES) - level)
-        c, d = power2(load_f32(at + 2 * TILE_BYTES) - level), power2(load_f32(at + 3 * TILE_BYTES) - level)
+        at, normalizer, level = scores + 64 * i, levels + 128 + 64 * i, load_fill_f32(levels + 4 * i)
+        a, b, c, d = exponentials(at, level)
         store_f32(normalizer, load_f32(normalizer) + ((a + b) + (c + d)))
         _store_split(a, b, probabilities + 64 * i)
         _store_split(c, d, probabilities + PAIR + 64 * i)

@@ -23,8 +23,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from biphase.engine.kernels.activations import silu_mul
-from biphase.engine.kernels.apart import Kernel, apart, integers
 from biphase.engine.kernels.features import features
+from biphase.engine.kernels.out_of_line import Kernel, integers, out_of_line
 from biphase.engine.kernels.row_tiles import (
     TILE_ROWS,
     Quantized,
@@ -117,7 +117,7 @@ def multiply_panels(x: Any, first: Any, tiles: Any, panels: Any, count: Any, out
                 _store_panel(values, tile * TILE_ROWS, rows, panel, out)
 
 
-multiply_apart = apart(
+call_multiply = out_of_line(
     Kernel.UNPACKED_PRODUCT,
     multiply_panels,
     integers(Quantized),

@@ -20,7 +20,7 @@ from biphase.engine.kernels.few_rows_step import (
     embed,
     merge_head,
 )
-from biphase.engine.kernels.flash import attend_apart, attention_scratch_bytes
+from biphase.engine.kernels.flash import attention_scratch_bytes, call_attend
 from biphase.engine.kernels.gemm import (
     ADD,
     BIASES_AT,
@@ -32,7 +32,7 @@ from biphase.engine.kernels.gemm import (
     TILES,
     VALID_AT,
     Output,
-    multiply_apart,
+    call_multiply,
     put_biases,
     unpacked_bytes,
 )
@@ -67,7 +67,7 @@ from biphase.engine.kernels.row_tiles import (
 )
 from biphase.engine.kernels.team import barrier, next_item
 from biphase.engine.kernels.tiles import TILE_BYTES, configure_tiles, release_tiles, whole_tiles
-from biphase.engine.kernels.unpack import panel_bytes, unpack_apart
+from biphase.engine.kernels.unpack import call_unpack, panel_bytes
 from biphase.engine.kernels.vectors import load_f32, put_i64, store_f32
 
 Ints32 = NDArray[np.int32]
@@ -227,7 +227,7 @@ def _multiply_unpacked(member: Any, x: Any, image: Any, number: Any, biases: Any
         for p in range(count):
             panel = image.panels[matrix[FIRST] + first + p]
             _unpack(member.team, panel, x.inner, biases, member.scratch + p * size)
-        multiply_apart(member.team, (x, 0, tiles, member.scratch, count, out, member.scratch + group * size))
+        call_multiply(member.team, (x, 0, tiles, member.scratch, count, out, member.scratch + group * size))
         first = next_item(member.team) * group
 
 
@@ -239,7 +239,7 @@ def _unpack(team: Any, panel: Any, inner: Any, biases: Any, out: Any) -> None:
     put_biases(biases, column, out + BIASES_AT)
     put_i64(out + COLUMN_AT, column)
     put_i64(out + VALID_AT, valid)
-    unpack_apart(team, (kind, address, inner, out + HEADER))
+    call_unpack(team, (kind, address, inner, out + HEADER))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -314,7 +314,7 @@ def _attend_chunks(member: Any, heads: Any, k: Any, v: Any, step: Any, work: Any
         items = attention_items(chunk, heads, tile)
         while item - before < items:
             here = (rows, heads, chunk, tile, item - before, _address(k), _address(v), rows, member.scratch)
-            attend_apart(member.team, here)
+            call_attend(member.team, here)
             item = next_item(member.team)
         before += items
     barrier(member.team, member.threads)

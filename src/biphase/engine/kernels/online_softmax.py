@@ -1,7 +1,8 @@
 """Softmax of one block of scores after another (Milakov and Gimelshein 2018), for 16 rows and 64 keys at a time.
 
-A row tile's state lies together: sums [D / 16 tiles][16 rows] of float32, ``maxima`` [16], by what these last shrank
-the sums [16], and the normalisers [16 rows][16 lanes]. Scores, four tiles, are logarithms of base 2.
+A row tile's state lies together: sums [D / 16 tiles][16 rows] of float32, ``levels`` [16], by what these last shrank
+the sums [16], and the normalisers [16 rows][16 lanes]. Scores, four tiles, are logarithms of base 2. A level is what
+is subtracted from the scores of its row: a score that the row has had, and no other is more than 8 above it.
 """
 
 from typing import Any
@@ -28,7 +29,7 @@ from biphase.engine.kernels.vectors import (
     store_f32,
 )
 
-ROOM = 8.0
+RESCALE_ABOVE = 8.0
 """How far above its level a score may be: 2**8 is far from float32's end, and a sum's precision does not depend on it.
 Dao's FlashAttention-4 so seldom has to bring sums to a new level."""
 NEVER = np.float32(-1e30)
@@ -42,11 +43,11 @@ def query_scale(dim: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def rest(sums: Any, maxima: Any) -> None:
+def reset(sums: Any, levels: Any) -> None:
     """A row tile that has seen nothing yet."""
-    for at in range(sums, maxima + 64 + 64 + 1024, 64):
+    for at in range(sums, levels + 64 + 64 + 1024, 64):
         store_f32(at, fill_f32(0))
-    store_f32(maxima, fill_f32(NEVER))
+    store_f32(levels, fill_f32(NEVER))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -55,6 +56,14 @@ def prepare_masks(masks: Any) -> None:
     store_f32(masks, fill_f32(NEVER))
     store_f32(masks + 64, fill_f32(0))
     store_f32(masks + 128, fill_f32(NEVER))
+
+
+_hide = operation(
+    float32x16,
+    [float32x16] * 2,
+    lambda b, score, hidden: b.select(b.fcmp_ordered("<", hidden, constant(0)), constant(float(NEVER)), score),
+)
+"""``NEVER`` where ``hidden`` is below 0, whatever the score was: also where it is not finite."""
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -68,7 +77,7 @@ def mask(scores: Any, rows: Any, position: Any, window: Any, masks: Any) -> None
             seen = min(max(after - tile * 16, 0), 16)
             gone = min(max(before - tile * 16, 0), 16)
             hidden = load_f32(masks + 4 * (32 - seen)) + load_f32(masks + 4 * (16 - gone))
-            store_f32(at, load_f32(at) + hidden)
+            store_f32(at, _hide(load_f32(at), hidden))
 
 
 def _larger(b: Any, x: Any, y: Any) -> Any:
@@ -94,7 +103,7 @@ row_maxima = operation(float32x16, [types.int64], _emit_row_maxima)
 
 
 def _emit_power2(b: Any, x: Any) -> Any:
-    """2**x for x <= 0, and 0 from -127 down: minimax of degree 5 on +-0.5, relative error 1.1e-7 to -126, 1 at 0.
+    """2**x up to 2**126, and 0 from -127 down: minimax of degree 5 on +-0.5, relative error 1.1e-7 to -126, 1 at 0.
 
     Hidden keys so count exactly nothing, and a row that has seen only those starts from exactly nothing.
     Adding 1.5 * 2**23 rounds x to an integer n and leaves n in the low bits, from where it is shifted to the exponent.
@@ -111,28 +120,36 @@ def _emit_power2(b: Any, x: Any) -> Any:
 
 
 power2 = operation(float32x16, [float32x16], _emit_power2)
-"""2**x for x <= 0; 0 from -127 down; NaN stays NaN."""
+"""2**x; 0 from -127 down; NaN stays NaN."""
+
+
+@njit(nogil=True, cache=True, inline="always")
+def exponentials(scores: Any, level: Any) -> Any:
+    """2**(score - level) of a row's 64 keys, whose scores lie in four tiles."""
+    a, b = load_f32(scores), load_f32(scores + TILE_BYTES)
+    c, d = load_f32(scores + 2 * TILE_BYTES), load_f32(scores + 3 * TILE_BYTES)
+    return power2(a - level), power2(b - level), power2(c - level), power2(d - level)
 
 
 _level = operation(
     float32x16,
     [float32x16] * 2,
-    lambda b, level, top: b.select(b.fcmp_ordered(">", b.fsub(top, level), constant(ROOM)), top, level),
+    lambda b, level, top: b.select(b.fcmp_ordered(">", b.fsub(top, level), constant(RESCALE_ABOVE)), top, level),
 )
-"""The level of each row: its own, or ``top`` where that lies more than ``ROOM`` above."""
+"""The level of each row: its own, or ``top`` where that lies more than ``RESCALE_ABOVE`` above."""
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def raise_maxima(scores: Any, maxima: Any, sums: Any) -> None:
-    """Take the scores of a block into the maxima, and bring the sums to them."""
-    before = load_f32(maxima)
+def raise_levels(scores: Any, levels: Any, sums: Any) -> None:
+    """Bring the levels of rows near the scores of a block, and the sums to them."""
+    before = load_f32(levels)
     top = _level(before, row_maxima(scores))
     if max_f32(top - before) == 0:
         return
-    store_f32(maxima, top)
-    store_f32(maxima + 64, power2(before - top))
+    store_f32(levels, top)
+    store_f32(levels + 64, power2(before - top))
     for i in range(16):
-        shrink, normalizer = load_fill_f32(maxima + 64 + 4 * i), maxima + 128 + 64 * i
+        shrink, normalizer = load_fill_f32(levels + 64 + 4 * i), levels + 128 + 64 * i
         store_f32(normalizer, load_f32(normalizer) * shrink)
-        for tile in range(sums + 64 * i, maxima, TILE_BYTES):
+        for tile in range(sums + 64 * i, levels, TILE_BYTES):
             store_f32(tile, load_f32(tile) * shrink)

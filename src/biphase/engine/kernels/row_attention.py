@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit, types
 
-from biphase.engine.kernels.apart import Kernel, apart, integers
 from biphase.engine.kernels.cells import BLOCK, load_numbers, number_bytes
+from biphase.engine.kernels.out_of_line import Kernel, integers, out_of_line
 from biphase.engine.kernels.vectors import (
     exp,
     fill_f32,
@@ -104,7 +104,7 @@ def attend(
         _add_run(scores, heads, group, dim, past, begin, end, last, part)
 
 
-attend_apart = apart(
+call_attend = out_of_line(
     Kernel.ROW_ATTENTION, attend, *[types.int64] * 4, types.float32, integers(Past), *[types.int64] * 4
 )
 """``attend`` by its address: (team, its arguments)."""

@@ -11,7 +11,7 @@ from typing import Any
 from numba import njit
 
 from biphase.engine.kernels.activations import CELL, cells_bytes, quantize
-from biphase.engine.kernels.few_rows import product
+from biphase.engine.kernels.few_rows import call_product
 from biphase.engine.kernels.gemm import GLU, TILES, put_biases, silu_multiply, store_rows
 from biphase.engine.kernels.image import ADDRESS, COLUMN, INTEGERS, KIND, VALID
 from biphase.engine.kernels.row_tiles import float_row
@@ -50,7 +50,7 @@ def multiply_packed(team: Any, x: Any, image: Any, first: Any, last: Any, biases
         for p in range(first, last):
             panel, odd = image.panels[p], (p - first) % 2
             values = scratch + odd * _VALUES
-            product(team, (panel[KIND], panel[ADDRESS], x.inner, cells, rows, x.words, values))
+            call_product(team, (panel[KIND], panel[ADDRESS], x.inner, cells, rows, x.words, values))
             column, valid = panel[COLUMN], panel[VALID]
             if out.mode == GLU:
                 if odd:

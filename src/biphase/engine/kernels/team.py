@@ -21,7 +21,7 @@ from biphase.engine.kernels.vectors import I32, add_atomic, call, get_atomic, op
 
 _ARRIVED, _ROUND, _ITEMS, KERNELS, _PARTS = 0, 128, 256, 384, 512
 """Byte offsets of the counters, from ``_PARTS`` on one a member: 128 apart, as lines are fetched in pairs.
-At ``KERNELS`` lie addresses of what members call (``apart``)."""
+At ``KERNELS`` lie addresses of what members call (``out_of_line``)."""
 _ITEMS_OF_A_PART = 8
 """Items a member from which on each has a part of its own: looking for work in those of others takes time."""
 
@@ -50,8 +50,9 @@ class Seat(NamedTuple):
 def new_team(members: int, kernels: Sequence[int] = ()) -> NDArray[np.int64]:
     """The counters of one team of up to ``members``, at rest. They are at rest again after every program.
 
-    ``kernels``: ``apart.addresses()``, for programs that call any.
+    ``kernels``: ``out_of_line.addresses()``, for programs that call any.
     """
+    assert 8 * len(kernels) <= _PARTS - KERNELS
     team = np.zeros((_PARTS + 128 * members) // 8, dtype=np.int64)
     team[KERNELS // 8 :][: len(kernels)] = kernels
     return team

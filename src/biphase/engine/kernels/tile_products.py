@@ -6,12 +6,11 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from biphase.engine.kernels.chunks import count_of
+from biphase.engine.kernels.chunks import TILES, count_of
 from biphase.engine.kernels.features import features
 from biphase.engine.kernels.tiles import TILE_BYTES, clear_tile, load_tile, multiply_bf16, store_tile
 from biphase.engine.kernels.vectors import F32, I64, V_F32, call, fill_f32, pointer, splat, store_f32
 
-TILES = features().tiles
 PAIR = 2 * TILE_BYTES
 """A tile of upper words and one of lower, or 32 x 16 numbers in float32."""
 _VECTOR_ROWS = 4 if features().int8_dot else 1

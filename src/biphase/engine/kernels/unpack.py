@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from biphase.engine.kernels.apart import Kernel, apart
+from biphase.engine.kernels.out_of_line import Kernel, out_of_line
 from biphase.engine.kernels.panels import Kind
 from biphase.engine.kernels.scalars import float_of_bits
 from biphase.engine.kernels.vectors import (
@@ -101,7 +101,7 @@ def unpack_panel(kind: Any, panel: Any, inner: Any, out: Any) -> None:
         store_i32(at + 1024, fill_i32(0))
 
 
-unpack_apart = apart(Kernel.UNPACKING, unpack_panel, *[types.int64] * 4)
+call_unpack = out_of_line(Kernel.UNPACKING, unpack_panel, *[types.int64] * 4)
 """``unpack_panel`` by its address: (team, its arguments)."""
 
 

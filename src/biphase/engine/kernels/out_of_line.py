@@ -9,6 +9,7 @@ is kept on disk and loaded where its kernels lie elsewhere.
 from collections.abc import Callable
 from enum import IntEnum
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 from llvmlite import ir
@@ -39,20 +40,29 @@ def integers(named_tuple: type) -> types.NamedUniTuple:
     return types.NamedUniTuple(types.int64, len(named_tuple._fields), named_tuple)  # type: ignore[attr-defined]
 
 
-def apart(kernel: Kernel, function: Any, *arguments: Any) -> Any:
+def out_of_line(kernel: Kernel, function: Any, *arguments: Any) -> Any:
     """``(team, tuple of arguments)``: a call of the njit ``function``, compiled for arguments of these types alone."""
-    _KNOWN[kernel] = function.py_func, types.void(*arguments)
+    _KNOWN[kernel] = _named_apart(function.py_func), types.void(*arguments)
     wanted = types.Tuple(arguments)
 
     def generate(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
         team, given = values
         made = _cast(context, b, given, signature.args[1], wanted)
-        kind = ir.FunctionType(ir.VoidType(), [context.get_value_type(argument) for argument in arguments])
+        kind = ir.FunctionType(
+            context.get_value_type(types.void), [context.get_value_type(argument) for argument in arguments]
+        )
         address = b.load(pointer(b, b.add(team, I64(KERNELS + 8 * kernel)), I64))
         b.call(b.inttoptr(address, kind.as_pointer()), cgutils.unpack_tuple(b, made))
         return context.get_dummy_value()
 
     return intrinsic(lambda context, team, given: (types.void(types.int64, given), generate))
+
+
+def _named_apart(function: Any) -> Any:
+    """The function under a name of its own: what numba keeps of it must not be that of the njit function."""
+    copy = FunctionType(function.__code__, function.__globals__, f"{function.__name__}_out_of_line")
+    copy.__module__, copy.__qualname__ = function.__module__, copy.__name__
+    return copy
 
 
 def _cast(context: Any, b: ir.IRBuilder, value: Any, given: Any, wanted: Any) -> Any:
