@@ -27,7 +27,7 @@ def pytest_sessionstart() -> None:
     from biphase.engine.build import compile_kernels, kernels_are_compiled
 
     if not kernels_are_compiled():
-        print("compiling the kernels, once for this version of them (one to three minutes)", flush=True)
+        print("compiling the kernels, once for this version of them (up to three minutes)", flush=True)
         compile_kernels()
 
 

@@ -83,7 +83,7 @@ def test_what_is_not_there_is_said_before_anything_else() -> None:
     assert result.output == ""
 
 
-@pytest.mark.parametrize(("compiled", "hint"), [(True, ""), (False, "; compiling kernels (one to three minutes")])
+@pytest.mark.parametrize(("compiled", "hint"), [(True, ""), (False, "; compiling kernels (up to three minutes")])
 def test_that_kernels_are_compiled_is_said_when_they_are(
     compiled: bool, hint: str, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

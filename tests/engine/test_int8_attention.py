@@ -8,7 +8,13 @@ pytest.importorskip("numba")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from biphase.engine.compiled import CompiledModel, PagedCache
+from biphase.engine.config import ModelConfig
 from biphase.engine.kernels.chunks import Heads
+from biphase.engine.kernels.int8_attention import takes_int8
+from biphase.engine.packing import pack
+from biphase.engine.rows import PrefillChunk, Rows
+from biphase.engine.safetensors_files import RandomSource
 from tests.engine.forms import inside_a_form, run_tests_in
 from tests.engine.test_flash import expected, run, sequence
 
@@ -93,6 +99,27 @@ def test_keys_and_values_of_zeros():
     q, _, _, table, k_pages, v_pages = sequence(np.random.default_rng(3), 40, shape)
     k_pages[:], v_pages[:] = 0, 0
     assert not run(shape, q, 0, table, k_pages, v_pages).any()
+
+
+@pytest.mark.skipif(not takes_int8(1), reason="attention of this processor's prompts is not taken in int8")
+@pytest.mark.parametrize("rest", [1, 2, 9, 15])
+def test_the_end_of_a_prompt_behind_a_prefix_hit_is_what_it_is_cold(rest: int) -> None:
+    """Bit by bit, though so few rows would otherwise run the few-row program."""
+    config = ModelConfig("llama", 32, 48, 2, 4, 2, 16, 40, 64, 1e-5, 1e4)
+    model = CompiledModel(config, pack(config, RandomSource(config, "random")), PagedCache(config, 8), 1)
+    tokens = np.random.default_rng(rest).integers(0, 40, 32 + rest)
+    model.crossover = 17
+
+    def prefill(first: int, last: int, blocks: np.ndarray) -> np.ndarray:
+        at = np.arange(first, last)
+        slots = blocks[at // 16] * 16 + at % 16
+        return model.prefill(
+            Rows(tokens[first:last], at, slots), [PrefillChunk(0, last - first, first, blocks, samples=True)]
+        )
+
+    cold = prefill(0, len(tokens), np.array([3, 1, 2]))
+    prefill(0, 32, np.array([5, 4, 6]))
+    np.testing.assert_array_equal(prefill(32, len(tokens), np.array([5, 4, 6])), cold)
 
 
 @pytest.mark.forms

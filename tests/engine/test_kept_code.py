@@ -15,6 +15,16 @@ from biphase.engine.build import kernels_are_compiled  # noqa: E402
 
 ASK = "from biphase.engine.build import kernels_are_compiled; print(kernels_are_compiled())"
 
+READ_ONLY = """
+import os, tempfile
+make = tempfile.TemporaryFile
+def in_other_folders(dir):
+    if str(dir).startswith(os.environ["XDG_CACHE_HOME"]):
+        raise OSError(30, "Read-only file system")
+    return make(dir=dir)
+tempfile.TemporaryFile = in_other_folders"""
+"""As tests run by root see no folder that they may not write."""
+
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
@@ -41,6 +51,25 @@ def test_an_index_whose_code_is_missing_is_not_enough(shared: Path) -> None:
     for file in shared.rglob("*.nbc"):
         file.unlink()
     assert run(ASK, XDG_CACHE_HOME=str(shared)) == ["False"]
+
+
+@pytest.mark.parametrize("kernel", ["few_rows.multiply_panel", "flash.attend", "row_attention.attend"])
+def test_nor_are_programs_without_a_kernel_that_they_call(kernel: str, shared: Path) -> None:
+    """That tests compile the same function for themselves changes nothing."""
+    called = list(shared.rglob(f"{kernel}_out_of_line-*.nbi"))
+    assert called
+    for file in called:
+        file.unlink()
+    assert run(ASK, XDG_CACHE_HOME=str(shared)) == ["False"]
+
+
+def test_a_cache_that_can_only_be_read_is_used(shared: Path) -> None:
+    """An image's, or an administrator's. Its copy ends with the process."""
+    where = f"{READ_ONLY}\nimport numba; {ASK}; print(numba.config.CACHE_DIR)"
+    compiled, folder = run(where, XDG_CACHE_HOME=str(shared))
+    assert compiled == "True"
+    assert shared not in Path(folder).parents
+    assert not Path(folder).exists()
 
 
 def test_another_installation_of_the_same_version_compiles_for_itself(shared: Path, tmp_path: Path) -> None:

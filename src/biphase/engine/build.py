@@ -23,7 +23,7 @@ from biphase.scheduling.step_time import StepTimeLaw
 if TYPE_CHECKING:
     from biphase.engine.kernels.image import PackedModel
 
-COMPILING = "compiling kernels (one to three minutes; kept for the next start)"
+COMPILING = "compiling kernels (up to three minutes; kept for the next start where its folder can be written)"
 T = TypeVar("T")
 BLOCK_SIZE = 16
 """Tokens per KV block, as in vLLM: small enough to waste half a block a sequence, long enough to read in one run."""
@@ -67,7 +67,7 @@ def unless_damaged(run: Callable[[], T], say: Callable[[str], None]) -> T:
     except Exception as error:
         if "can't allocate memory" in str(error) or not forget_compiled_code():
             raise
-    say(f"the kernels that were kept may be damaged; {COMPILING}")
+    say("the kernels that were kept may be damaged, and are made anew")
     return run()
 
 

@@ -20,6 +20,7 @@ from biphase.engine.kernels import few_rows_step as few
 from biphase.engine.kernels import many_rows_step as many
 from biphase.engine.kernels.cells import BLOCK, cell_bytes
 from biphase.engine.kernels.image import PackedModel
+from biphase.engine.kernels.int8_attention import takes_int8
 from biphase.engine.kernels.out_of_line import addresses
 from biphase.engine.kernels.row_attention import part_bytes
 from biphase.engine.kernels.select import Program, choose_program
@@ -87,7 +88,8 @@ class CompiledModel:
         started = perf_counter()
         self._first_touch.advance(int(rows.slots.max()) // BLOCK, len(rows.slots))
         self.seconds_for_memory = perf_counter() - started
-        if choose_program(len(rows.tokens), self.crossover) is Program.FEW:
+        int8_chunk = bool(chunks) and bool(takes_int8(self.words))
+        if choose_program(len(rows.tokens), self.crossover, int8_chunk) is Program.FEW:
             self._run_few(rows, singles, chunks, sampled, logits)
         else:
             self._run_many(rows, singles, chunks, sampled, logits)
@@ -123,9 +125,8 @@ class CompiledModel:
             _padded([chunk.blocks for chunk in chunks]),
             np.array(sampled, dtype=np.int32),
         )
-        work, n = self._many_work_for(len(positions), len(items)), len(positions)
-        here = work._replace(residual=work.residual[:n], qkv=work.qkv[:n], logits=logits)
-        self._call(many.many_rows_step, step, here)
+        work = self._many_work_for(len(positions), len(items))
+        self._call(many.many_rows_step, step, work._replace(logits=logits))
 
     def _call(self, program: few.Program, step: tuple[object, ...], work: tuple[object, ...]) -> None:
         packed, team = self.packed, self._team.ctypes.data

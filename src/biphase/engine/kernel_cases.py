@@ -18,6 +18,7 @@ from biphase.engine.kernels import few_rows_step as few
 from biphase.engine.kernels import many_rows_step as many
 from biphase.engine.kernels.cells import BLOCK
 from biphase.engine.kernels.image import COLUMNS, INNER, MATRICES, Floats
+from biphase.engine.kernels.int8_attention import takes_int8
 from biphase.engine.kernels.out_of_line import addresses
 from biphase.engine.kernels.row_attention import part_bytes
 from biphase.engine.kernels.select import Program, choose_program
@@ -59,14 +60,22 @@ def all_cases(model: CompiledModel, rows: Sequence[int]) -> list[Case]:
         for make in makers
         for count in rows
         for program in Program
-        if (program is Program.FEW or count >= FEWEST_MANY_ROWS) and (make is not _prefill_step or count <= longest)
+        if (program is Program.FEW or count >= FEWEST_MANY_ROWS)
+        and (make is not _prefill_step or (count <= longest and _may_run_a_chunk(model, program)))
     ]
     found += [_single_rows(model, count, context) for count, context in SINGLE_ROWS if context <= longest]
     return found + [_chunk(model, count, past) for count, past in CHUNKS if count + past <= longest]
 
 
-def _subject(model: CompiledModel, operator: str, rows: int, program: Program, context: int | None = None) -> Subject:
-    chosen = choose_program(rows, model.crossover) is program
+def _may_run_a_chunk(model: CompiledModel, program: Program) -> bool:
+    """Attention in int8 has the many-row program alone."""
+    return program is Program.MANY or not takes_int8(model.words)
+
+
+def _subject(
+    model: CompiledModel, operator: str, rows: int, program: Program, context: int | None = None, int8: bool = False
+) -> Subject:
+    chosen = choose_program(rows, model.crossover, int8) is program
     return Subject(operator, program, rows, context, chosen)
 
 
@@ -106,7 +115,8 @@ def _prefill_step(model: CompiledModel, rows: int, program: Program) -> Case:
     work += (
         kernel_work.chunk_as_single_rows(shape, rows) if few_rows else kernel_work.chunk(shape, rows, 0, model.words)
     )
-    return Case(_subject(model, "prefill step", rows, program, rows), work, lambda: forced.prefill(places, chunks))
+    subject = _subject(model, "prefill step", rows, program, rows, bool(takes_int8(model.words)))
+    return Case(subject, work, lambda: forced.prefill(places, chunks))
 
 
 def _layers(model: CompiledModel, rows: int, program: Program) -> Case:

@@ -84,6 +84,9 @@ class Connection:
         hung_up.register(self._sock, 0)  # of no event, so only that the other side is gone
         while not done.wait(WATCH_SECONDS):
             if hung_up.poll(0):
+                from biphase.engine.kernels import remove_temporary_code  # not above: before numba OpenMP is told
+
+                remove_temporary_code()
                 os._exit(0)
 
     @property

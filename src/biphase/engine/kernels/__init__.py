@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -65,9 +66,27 @@ def _prepare_numba() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError:  # nothing can be kept: numba would look for other folders, whose code may be of other sources
-        folder = Path(tempfile.mkdtemp(prefix="biphase-kernels-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        folder = _temporary_copy(folder)
     numba.config.CACHE_DIR = str(folder)
+
+
+_temporary: list[Path] = []
+
+
+def _temporary_copy(folder: Path) -> Path:
+    """A folder of this process alone, with what can be read of ``folder``."""
+    copy = Path(tempfile.mkdtemp(prefix="biphase-kernels-"))
+    _temporary.append(copy)
+    atexit.register(remove_temporary_code)
+    with suppress(OSError):
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
+    return copy
+
+
+def remove_temporary_code() -> None:
+    """Of a cache that cannot be written: at the end of the process, however it ends."""
+    for folder in _temporary:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _code_name() -> str:

@@ -103,8 +103,8 @@ class ManyRowsStep(NamedTuple):
 class ManyRowsWork(NamedTuple):
     """Buffers: ``residual`` [rows, hidden], ``qkv`` [rows, ...], ``gated`` [512, intermediate], ``logits``; bytes.
 
-    ``tiles`` and ``scales`` hold one block's activations in integers, ``parts`` what ``row_attention`` merges,
-    ``scratch`` [threads, ...] each member's own.
+    There may be more rows than the step has. ``tiles`` and ``scales`` hold one block's activations in integers,
+    ``parts`` what ``row_attention`` merges, ``scratch`` [threads, ...] each member's own.
     """
 
     residual: Floats
@@ -153,20 +153,23 @@ def _run_member(member: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, 
     barrier(member.team, member.threads)
     for layer in range(shape.layers):
         for begin in range(0, len(step.tokens), ROW_BLOCK):
-            _project_qkv(member, layer, begin, shape, image, work)
-            _rotate_and_store(member, layer, begin, shape, image, k[layer], v[layer], step, work)
+            rows = _rows_of(begin, step)
+            _project_qkv(member, layer, begin, rows, shape, image, work)
+            _rotate_and_store(member, layer, begin, rows, shape, image, k[layer], v[layer], step, work)
         _attend_all(member, shape, k[layer], v[layer], step, work)
         for begin in range(0, len(step.tokens), ROW_BLOCK):
-            _project_out(member, layer, begin, shape, image, work)
-            _feed_forward(member, layer, begin, shape, image, work)
+            rows = _rows_of(begin, step)
+            _project_out(member, layer, begin, rows, shape, image, work)
+            _feed_forward(member, layer, begin, rows, shape, image, work)
     _project_head(member, shape, image, step, work)
     if TILES:
         release_tiles()
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _rows_of(begin: Any, work: Any) -> Any:
-    return min(ROW_BLOCK, len(work.residual) - begin)
+def _rows_of(begin: Any, step: Any) -> Any:
+    """Of the block that begins there."""
+    return min(ROW_BLOCK, len(step.tokens) - begin)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -243,8 +246,7 @@ def _unpack(team: Any, panel: Any, inner: Any, biases: Any, out: Any) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _project_qkv(member: Any, layer: Any, begin: Any, shape: Any, image: Any, work: Any) -> None:
-    rows = _rows_of(begin, work)
+def _project_qkv(member: Any, layer: Any, begin: Any, rows: Any, shape: Any, image: Any, work: Any) -> None:
     source = Source(
         _address(work.residual[begin]), work.residual.strides[0], _address(image.norms[2 * layer]), shape.eps
     )
@@ -256,10 +258,10 @@ def _project_qkv(member: Any, layer: Any, begin: Any, shape: Any, image: Any, wo
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _rotate_and_store(
-    member: Any, layer: Any, begin: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, work: Any
+    member: Any, layer: Any, begin: Any, rows: Any, shape: Any, image: Any, k: Any, v: Any, step: Any, work: Any
 ) -> None:
     """A phase whose items are a few rows: queries rotate in place, keys and values go to the cache."""
-    end = begin + _rows_of(begin, work)
+    end = begin + rows
     turn = rotation_of(layer, shape, image, k, v)
     first = begin + next_item(member.team) * _ROTATED_ROWS
     while first < end:
@@ -321,8 +323,7 @@ def _attend_chunks(member: Any, heads: Any, k: Any, v: Any, step: Any, work: Any
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _project_out(member: Any, layer: Any, begin: Any, shape: Any, image: Any, work: Any) -> None:
-    rows = _rows_of(begin, work)
+def _project_out(member: Any, layer: Any, begin: Any, rows: Any, shape: Any, image: Any, work: Any) -> None:
     source = Source(_address(work.qkv[begin]), work.qkv.strides[0], 0, 0.0)
     x = _quantize(member, source, rows, image, MATRICES * layer + O, work)
     _add_product(member, x, image, MATRICES * layer + O, begin, rows, work)
@@ -335,8 +336,8 @@ def _add_product(member: Any, x: Any, image: Any, number: Any, begin: Any, rows:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _feed_forward(member: Any, layer: Any, begin: Any, shape: Any, image: Any, work: Any) -> None:
-    rows, norm = _rows_of(begin, work), _address(image.norms[2 * layer + 1])
+def _feed_forward(member: Any, layer: Any, begin: Any, rows: Any, shape: Any, image: Any, work: Any) -> None:
+    norm = _address(image.norms[2 * layer + 1])
     source = Source(_address(work.residual[begin]), work.residual.strides[0], norm, shape.eps)
     x = _quantize(member, source, rows, image, MATRICES * layer + GATE_UP, work)
     out = Output(GLU, _address(work.gated), work.gated.strides[0], rows)
@@ -384,7 +385,11 @@ def new_work(shape: Any, threads: int, words: int, rows: int, items: int) -> Man
 
 
 def _floats(rows: int, columns: int) -> Floats:
-    """[rows, columns], one cache line further apart than a power of two, where all rows would meet in one set."""
+    """[rows, columns], one cache line further apart than a power of two, where all rows would meet in one set.
+
+    At least two: one alone would be contiguous, and of another type to numba.
+    """
+    rows = max(rows, 2)
     buffer = reserve(rows * (columns // 16 + 2) * 64).view(np.float32)
     return buffer.reshape(rows, -1)[:, :columns]
 

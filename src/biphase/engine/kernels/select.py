@@ -23,9 +23,13 @@ class Program(StrEnum):
     MANY = "many rows"
 
 
-def choose_program(rows: int, crossover: int) -> Program:
-    """Of a step of so many rows."""
-    return Program.FEW if rows < crossover else Program.MANY
+def choose_program(rows: int, crossover: int, int8_chunk: bool = False) -> Program:
+    """Of a step of so many rows.
+
+    ``int8_chunk``: it has a chunk whose attention is taken in int8. The few-row program would take it in float32, and
+    the end of a prompt behind a prefix hit would not be what it is cold.
+    """
+    return Program.FEW if rows < crossover and not int8_chunk else Program.MANY
 
 
 @dataclass(frozen=True, slots=True)
