@@ -83,7 +83,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def run(asked: argparse.Namespace) -> None:
-    """Measure all that was asked for, print it, write it; a break-off leaves in the JSON file what there was."""
+    """Measure all that was asked for, print it, write it; a break-off among the rows on serving keeps what was there."""
     rows = chosen(asked.rows)
     models = model_set(asked.set) if asked.set else smollm2()
     engines = asked.engine or ["biphase"]

@@ -83,9 +83,10 @@ def test_equals_attention_by_its_definition(past, rows, group, kv_heads, dim, wi
     assert np.abs(out - want).max() <= 2e-4 * np.abs(want).max()
 
 
-@pytest.mark.parametrize("window", [0, 30])
-def test_a_row_does_not_depend_on_where_the_chunk_was_cut(window):
-    shape = Heads(6, 2, 64, window)
+@pytest.mark.parametrize("int8_products", [0, 1])
+@pytest.mark.parametrize(("group", "dim", "window"), [(3, 64, 0), (3, 64, 30), (8, 80, 0), (1, 256, 30)])
+def test_a_row_depends_neither_on_where_the_chunk_was_cut_nor_on_later_tokens(group, dim, window, int8_products):
+    shape = Heads(2 * group, 2, dim, window, int8_products=int8_products)
     q, _, _, table, k_pages, v_pages = sequence(np.random.default_rng(2), 230, shape)
     whole = run(shape, q, 0, table, k_pages, v_pages)
     for past, end in ((0, 17), (17, 90), (90, 91), (91, 230)):

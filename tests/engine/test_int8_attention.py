@@ -83,17 +83,6 @@ def test_is_near_attention_by_its_definition(group, dim, outlier):
     assert np.sqrt(np.square(out - want).mean()) <= 0.015 * np.sqrt(np.square(want).mean())
 
 
-@pytest.mark.parametrize(("group", "dim", "window"), [(3, 64, 0), (3, 64, 30), (8, 80, 0), (1, 256, 30)])
-def test_neither_a_cut_nor_what_comes_later_changes_a_row(group, dim, window):
-    shape = Heads(2 * group, 2, dim, window, int8_products=1)
-    q, _, _, table, k_pages, v_pages = sequence(np.random.default_rng(2), 230, shape)
-    whole = run(shape, q, 0, table, k_pages, v_pages)
-    for past, end in ((0, 17), (17, 90), (90, 91), (91, 230)):
-        for threads in (1, 2, 5):
-            chunk = run(shape, q[:end], past, table, k_pages, v_pages, threads)
-            np.testing.assert_array_equal(chunk, whole[past:end])
-
-
 def test_keys_and_values_of_zeros():
     shape = Heads(2, 1, 16, 0, int8_products=1)
     q, _, _, table, k_pages, v_pages = sequence(np.random.default_rng(3), 40, shape)
