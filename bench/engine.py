@@ -83,7 +83,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def run(asked: argparse.Namespace) -> None:
-    """Measure all that was asked for, print it, write it; a break-off among the rows on serving keeps what was there."""
+    """Measure all that was asked for, print it, write it; a break-off while serving is measured keeps the other rows."""
     rows = chosen(asked.rows)
     models = model_set(asked.set) if asked.set else smollm2()
     engines = asked.engine or ["biphase"]
