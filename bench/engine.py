@@ -83,7 +83,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def run(asked: argparse.Namespace) -> None:
-    """Measure all that was asked for, print it, write it; a break-off while serving is measured keeps the other rows."""
+    """Measure all that was asked for, print it, write it. A break-off while serving is measured keeps the rest."""
     rows = chosen(asked.rows)
     models = model_set(asked.set) if asked.set else smollm2()
     engines = asked.engine or ["biphase"]
