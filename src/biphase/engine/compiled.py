@@ -48,13 +48,17 @@ class PagedCache:
 
 
 class CompiledModel:
-    """Packed weights and a paged cache; ``words`` is 2 for exact activations and 1 for int8 ones."""
+    """Packed weights and a paged cache; ``words`` is 2 for exact activations and 1 for int8 ones.
+
+    ``int8_attention`` says whether chunks attend by products of int8.
+    """
 
     def __init__(self, config: ModelConfig, packed: PackedModel, cache: PagedCache, words: int = 2) -> None:
         self.config = config
         self.cache = cache
         self.words = words
         self.packed = replace(packed, shape=packed.shape._replace(int8_kv=int(cache.int8)))
+        self.int8_attention = bool(takes_int8(words))
         self.crossover = MOST_FEW_ROWS + 1
         self.seconds_for_memory = 0.0
         self._first_touch = FirstTouch((cache.k, cache.v))
@@ -88,8 +92,7 @@ class CompiledModel:
         started = perf_counter()
         self._first_touch.advance(int(rows.slots.max()) // BLOCK, len(rows.slots))
         self.seconds_for_memory = perf_counter() - started
-        int8_chunk = bool(chunks) and bool(takes_int8(self.words))
-        if choose_program(len(rows.tokens), self.crossover, int8_chunk) is Program.FEW:
+        if choose_program(len(rows.tokens), self.crossover, self.int8_attention and bool(chunks)) is Program.FEW:
             self._run_few(rows, singles, chunks, sampled, logits)
         else:
             self._run_many(rows, singles, chunks, sampled, logits)

@@ -18,7 +18,6 @@ from biphase.engine.kernels import few_rows_step as few
 from biphase.engine.kernels import many_rows_step as many
 from biphase.engine.kernels.cells import BLOCK
 from biphase.engine.kernels.image import COLUMNS, INNER, MATRICES, Floats
-from biphase.engine.kernels.int8_attention import takes_int8
 from biphase.engine.kernels.out_of_line import addresses
 from biphase.engine.kernels.row_attention import part_bytes
 from biphase.engine.kernels.select import Program, choose_program
@@ -69,7 +68,7 @@ def all_cases(model: CompiledModel, rows: Sequence[int]) -> list[Case]:
 
 def _may_run_a_chunk(model: CompiledModel, program: Program) -> bool:
     """Attention in int8 has the many-row program alone."""
-    return program is Program.MANY or not takes_int8(model.words)
+    return program is Program.MANY or not model.int8_attention
 
 
 def _subject(
@@ -115,7 +114,7 @@ def _prefill_step(model: CompiledModel, rows: int, program: Program) -> Case:
     work += (
         kernel_work.chunk_as_single_rows(shape, rows) if few_rows else kernel_work.chunk(shape, rows, 0, model.words)
     )
-    subject = _subject(model, "prefill step", rows, program, rows, bool(takes_int8(model.words)))
+    subject = _subject(model, "prefill step", rows, program, rows, model.int8_attention)
     return Case(subject, work, lambda: forced.prefill(places, chunks))
 
 
