@@ -1,7 +1,8 @@
 """Bytes and operations of the compiled kernels, counted from the packed model that they read.
 
 A multiply-add of the model is 2 operations. A kernel takes several short products for one: of int8, where weights or
-activations are two bytes each, and of bfloat16 in attention; the term below rounding is dropped, which leaves 3 of 4.
+activations, or queries and keys, are two bytes each, and of bfloat16 in attention; the term below rounding is dropped,
+which leaves 3 of 4.
 Norms, softmax and what else is not a product count nothing.
 """
 
@@ -22,7 +23,7 @@ from biphase.engine.kernels.select import Program
 from biphase.roofline.kernel_rates import Work
 
 WORD_PRODUCTS = 3
-"""Of two bfloat16 words each: upper by upper, and both mixed ones."""
+"""Of two words each: upper by upper, and both mixed ones."""
 FLOATS = (Kind.BF16, Kind.F16, Kind.F32)
 
 
@@ -75,7 +76,9 @@ def chunk(shape: Shape, rows: int, past: int, words: int = 2) -> Work:
     operations = _attention_operations(shape, _pairs(shape, rows, past))
     machine = {Unit.BF16_TILES.label: WORD_PRODUCTS * operations}
     if not features().tiles:
-        machine = {(Unit.INT8_DOT if takes_int8(words) else Unit.FLOAT32).label: operations}
+        machine = {Unit.FLOAT32.label: operations}
+    if takes_int8(words):  # scores are half of the operations
+        machine = {Unit.INT8_DOT.label: (WORD_PRODUCTS + 1) * operations // 2}
     read = rows + _seen(shape, past + 1) - 1
     return Work(_cache_bytes(shape, read), operations, machine)
 
